@@ -1,0 +1,315 @@
+"""Messages between the trusted processes, one tagged union per link and direction.
+
+Framing on stream sockets is `contract.frames` (u32 big-endian length, JSON body) with the cap `LINK_BYTES`. The
+supervisor's link to the broker is SOCK_SEQPACKET instead, one message a packet, because it carries descriptors.
+No message from the sandbox is ever decoded with a type of this file.
+
+    agent  <-> broker      AgentToBroker / BrokerToAgent           stream
+    agent  <-> supervisor  AgentToSupervisor / SupervisorToAgent   stream
+    supervisor <-> broker  SupervisorToBroker / BrokerToSupervisor seqpacket, SCM_RIGHTS on Attach
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from lockgate.contract.bounds import Bounds
+from lockgate.contract.run import CallRecord, ErrorInfo, ExportInfo, KilledBy, Rung, RunSpec, Usage
+
+LINK_BYTES: Final = 64 * 1024 * 1024
+EXPORT_CHUNK: Final = 4 * 1024 * 1024
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base: the tag is the class name."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A typed error in transit: `code` is `LockgateError.code`."""
+
+    code: str
+    message: str
+    next_step: str
+
+
+# ---- either child -> agent, first message -------------------------------------------------------------------
+class Ready(Message):
+    """The child is hardened and takes requests. `facts` is for `doctor` and for the demo's first lines."""
+
+    pid: int
+    facts: dict[str, Any] = {}
+
+
+class Failed(Message):
+    """The child could not start; it exits after this message."""
+
+    fault: Fault
+
+
+# ---- agent -> broker -----------------------------------------------------------------------------------------
+class OpenRun(Message):
+    """Open a run under `scope` (data of `policy.Scope.to_data()`)."""
+
+    id: int
+    scope: dict[str, Any]
+
+
+class NewTicket(Message):
+    """Ask for one more one-use ticket of an open run."""
+
+    id: int
+    run: str
+    bounds: Bounds | None = None
+
+
+class ToolCall(Message):
+    """A model's tool call. `args` is the JSON of the arguments, byte for byte as it came."""
+
+    id: int
+    run: str
+    op: str
+    args: bytes
+
+
+class NarrowRun(Message):
+    """Open a child run whose scope can only be narrower. `changes` are those of `Scope.narrow`."""
+
+    id: int
+    run: str
+    scope: dict[str, Any]
+
+
+class CloseRun(Message):
+    """End a run: its channels close, its pending approvals are void."""
+
+    id: int
+    run: str
+
+
+class ListOperations(Message):
+    """Ask for the registry (`lockgate ops`), or for what one run may use."""
+
+    id: int
+    run: str | None = None
+
+
+class ExplainCall(Message):
+    """Dry-run `authorize()` for `lockgate policy explain`; nothing is executed."""
+
+    id: int
+    scope: dict[str, Any]
+    op: str
+    args: bytes
+
+
+class Decide(Message):
+    """A person's answer to an `ApprovalAsked`."""
+
+    id: int
+    request: str
+    grant: bool
+    approver: str
+
+
+class FetchExport(Message):
+    """Ask for `EXPORT_CHUNK` bytes of an export from `offset`."""
+
+    id: int
+    ticket: str
+    name: str
+    offset: int
+
+
+AgentToBroker = (
+    OpenRun | NewTicket | ToolCall | NarrowRun | CloseRun | ListOperations | ExplainCall | Decide | FetchExport
+)
+
+
+# ---- broker -> agent -----------------------------------------------------------------------------------------
+class RunOpened(Message):
+    """`ticket` is the first one-use ticket, so that a first `code()` needs no round trip."""
+
+    id: int
+    run: str
+    scope_hash: str
+    ticket: str
+    operations: list[str]
+
+
+class Ticket(Message):
+    """A one-use ticket."""
+
+    id: int
+    ticket: str
+
+
+class CallReply(Message):
+    """The edge's answer: exactly one of `ok` (JSON) and `reason` is set."""
+
+    id: int
+    audit_id: str
+    ok: msgspec.Raw | None = None
+    reason: str | None = None
+
+
+class Done(Message):
+    """Acknowledges a request that returns `data` or nothing."""
+
+    id: int
+    data: Any = None
+
+
+class Refused(Message):
+    """A request failed with a typed error."""
+
+    id: int
+    fault: Fault
+
+
+class ExportChunk(Message):
+    """Bytes of an export; `last` closes it and frees the broker's copy."""
+
+    id: int
+    data: bytes
+    last: bool
+
+
+class ApprovalAsked(Message):
+    """Pushed: a call waits for a person. `arguments` are the typed arguments, canonical JSON."""
+
+    request: str
+    run: str
+    operation: str
+    arguments: msgspec.Raw
+    expires_in: float
+
+
+class CodeClosed(Message):
+    """Pushed once per attached ticket, after its channel is closed and its calls are settled."""
+
+    ticket: str
+    calls: tuple[CallRecord, ...] = ()
+    exports: tuple[ExportInfo, ...] = ()
+    audit_id: str = ""
+
+
+BrokerToAgent = (
+    Ready | Failed | RunOpened | Ticket | CallReply | Done | Refused | ExportChunk | ApprovalAsked | CodeClosed
+)
+
+
+# ---- agent -> supervisor -------------------------------------------------------------------------------------
+class Start(Message):
+    """Run `spec` once in a sandbox that has never seen a run."""
+
+    id: int
+    spec: RunSpec
+
+
+class Cancel(Message):
+    """Kill the run started with `id`; its `Finished` still comes."""
+
+    id: int
+
+
+class Prewarm(Message):
+    """Bring the pool of (rung, env) to `count` warm slots; answered with `Answer` when they are there."""
+
+    id: int
+    rung: Rung
+    env: str | None = None
+    count: int = 1
+
+
+class Doctor(Message):
+    """Boot a slot and report which bounds hold and by what."""
+
+    id: int
+
+
+class Stats(Message):
+    """Ask for counters: warm and live slots, fds, cgroups, RSS."""
+
+    id: int
+
+
+AgentToSupervisor = Start | Cancel | Prewarm | Doctor | Stats
+
+
+# ---- supervisor -> agent -------------------------------------------------------------------------------------
+class Output(Message):
+    """Pushed while a streaming run writes: already bounded by `Bounds.output`."""
+
+    id: int
+    stream: str
+    data: bytes
+
+
+class Finished(Message):
+    """The run is over, its channel is closed, its kill is under way. Text is bounded, UTF-8 repaired."""
+
+    id: int
+    value: msgspec.Raw | None = None
+    text: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+    error: ErrorInfo | None = None
+    killed_by: KilledBy | None = None
+    truncated: dict[str, int] = {}
+    usage: Usage = Usage(wall=0.0)
+
+
+class Answer(Message):
+    """Reply to `Prewarm`, `Doctor`, `Stats`."""
+
+    id: int
+    data: Any = None
+
+
+SupervisorToAgent = Ready | Failed | Output | Finished | Answer | Refused
+
+
+# ---- supervisor -> broker (seqpacket) ------------------------------------------------------------------------
+class Attach(Message):
+    """Carries the host end of a fresh slot's channel as the only SCM_RIGHTS descriptor."""
+
+    ticket: str
+    rung: Rung
+    shared_kernel: bool
+    memory_by: str
+    code_sha256: str
+    code_bytes: int
+    env: str | None = None
+
+
+class Detach(Message):
+    """The run of `ticket` is over: close the channel, write its row, tell the agent (`CodeClosed`)."""
+
+    ticket: str
+    exit_code: int
+    killed_by: KilledBy | None = None
+    truncated: dict[str, int] = {}
+    duration: float = 0.0
+
+
+SupervisorToBroker = Attach | Detach
+
+
+# ---- broker -> supervisor (seqpacket) ------------------------------------------------------------------------
+class Attached(Message):
+    """The channel is bound (`ok`), or the ticket was unknown, used or expired: then no code may be sent."""
+
+    ticket: str
+    ok: bool
+
+
+class Kill(Message):
+    """The code behind `ticket` broke the protocol: kill it with `killed_by="protocol"`."""
+
+    ticket: str
+
+
+BrokerToSupervisor = Attached | Kill

@@ -1,0 +1,155 @@
+"""What every rung offers to the supervisor.
+
+Rule 1: a `Machine` has never seen a run when it is handed out, runs once, and is destroyed. There is no release().
+Rule 2: nothing here blocks, except `Template.start` and `close`: the supervisor is one thread with one poll set.
+Rule 3: after `send_code` every byte that comes from a machine is hostile, its exit code included.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from lockgate.contract.bounds import Bounds
+from lockgate.contract.run import ErrorInfo, Rung
+
+Boundary = Literal["shared kernel", "user-space kernel", "hardware", "emulated", "wasm"]
+
+
+class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template is made of: a package set (a read-only tree) or the bare standard library.
+
+    Attributes:
+        env: name of the package set, None for the standard library alone.
+        tree: absolute path of the package tree, or None.
+        preload: modules imported before the first slot.
+        memory_by_rlimit: no memory cgroup exists and the operator accepted the fallback (RLIMIT_AS + NPROC 1).
+
+    """
+
+    env: str | None = None
+    tree: str | None = None
+    preload: tuple[str, ...] = ()
+    memory_by_rlimit: bool = False
+
+
+class MachineReady(msgspec.Struct, frozen=True):
+    """The machine hardened itself and waits for code. `facts`: landlock ABI, mdwe, seccomp, stage times in us."""
+
+    facts: dict[str, Any]
+
+
+class MachineResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the code says of itself (hostile): the JSON of its value, its repr, its error, its exit code."""
+
+    value: bytes | None = None
+    text: str = ""
+    error: ErrorInfo | None = None
+    exit_code: int = 0
+    truncated: dict[str, int] = {}
+
+
+class MachineFailed(msgspec.Struct, frozen=True):
+    """The machine is unusable: a hardening step failed (`step`, `errno`), or it broke the control protocol."""
+
+    step: str
+    errno: int
+    detail: str
+
+
+MachineEvent = MachineReady | MachineResult | MachineFailed
+
+
+class Machine(Protocol):
+    """One disposable sandbox.
+
+    Attributes:
+        pidfd: readable when the whole pid namespace is dead and reaped; -1 until spawned.
+        host_pid: pid of the machine's first process in the supervisor's pid namespace, 0 until spawned.
+        control: our end of the control socket, non-blocking; readable = call `on_control`.
+        stdout: read end of the run's stdout, non-blocking. stderr: the same.
+
+    """
+
+    pidfd: int
+    host_pid: int
+    control: socket.socket
+    stdout: int
+    stderr: int
+
+    def take_channel(self) -> socket.socket:
+        """Give away the host end of the broker channel (once). The caller closes it after passing it on."""
+        ...
+
+    def on_control(self) -> list[MachineEvent]:
+        """Read what is there (non-blocking) and return what it means. EOF before a result is `MachineFailed`."""
+        ...
+
+    def send_code(self, code: bytes, bounds: Bounds) -> bool:
+        """Send the code without blocking; False = not all went out, call `flush` when control is writable."""
+        ...
+
+    def flush(self) -> bool:
+        """Continue an unfinished `send_code`; True when all is out."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL to the machine's first process through the pidfd; idempotent, never raises for a dead one."""
+        ...
+
+    def close(self) -> None:
+        """Close every descriptor of ours; idempotent. The machine must be dead or will die by it."""
+        ...
+
+
+class Template(Protocol):
+    """A warm parent that machines are made from; holds nothing of any run."""
+
+    rung: Rung
+    boundary: Boundary
+
+    def fileno(self) -> int:
+        """The control descriptor to poll; readable = call `on_readable`."""
+        ...
+
+    def request(self, bounds: Bounds) -> Machine:
+        """Ask for one machine (sends, does not wait). Its `pidfd` is set by a later `on_readable`."""
+        ...
+
+    def on_readable(self) -> list[Machine | MachineFailed]:
+        """Machines that now have a pidfd and host_pid, in order of request; EOF raises `HostFault`."""
+        ...
+
+    def close(self) -> None:
+        """Kill the template and all its machines, reap it, close descriptors. Idempotent."""
+        ...
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    """Why a rung cannot be had on this host: the first missing piece and the command or setting that fixes it."""
+
+    missing: str
+    fix: str
+
+
+class Runtime(Protocol):
+    """A rung."""
+
+    rung: Rung
+    boundary: Boundary
+
+    def probe(self) -> Unavailable | None:
+        """Boot one machine for real and look; None when it works."""
+        ...
+
+    def start(self, spec: TemplateSpec) -> Template:
+        """Start a template, with a deadline.
+
+        Raises:
+            CannotIsolate: the host lacks a piece; names it and the fix.
+            HostFault: a hardening step failed.
+
+        """
+        ...
