@@ -71,11 +71,13 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not (value > 0):
-                raise ConfigError(f"bound {name} is {value!r}, but must be above zero", next_step=f"give {name} a positive value")
+                raise ConfigError(
+                    f"bound {name} is {value!r}, but must be above zero", next_step=f"give {name} a positive value"
+                )
             if value > CEILINGS.get(name, value):
                 raise ConfigError(
                     f"bound {name} is {value!r}, above its ceiling {CEILINGS[name]!r}",
-                    next_step=f"give {name} a value of at most {CEILINGS[name]!r}: configuration narrows bounds, never widens them",
+                    next_step=f"give {name} at most {CEILINGS[name]!r}: configuration narrows bounds, never widens them",
                 )
 
     def narrow(self, **changes: float) -> Bounds:
@@ -87,7 +89,9 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """
         for name, value in changes.items():
             if name not in self.__struct_fields__:
-                raise ConfigError(f"there is no bound {name!r}", next_step="use one of: " + ", ".join(self.__struct_fields__))
+                raise ConfigError(
+                    f"there is no bound {name!r}", next_step="use one of: " + ", ".join(self.__struct_fields__)
+                )
             if value > getattr(self, name):
                 raise ConfigError(
                     f"bound {name}={value!r} would widen the present {getattr(self, name)!r}",

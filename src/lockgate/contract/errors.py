@@ -110,7 +110,9 @@ class Denied(LockgateError):
     code = "denied"
     fault = "caller"
 
-    def __init__(self, message: str, *, next_step: str, operation: str, reason: str, audit_id: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, next_step: str, operation: str, reason: str, audit_id: str | None = None
+    ) -> None:
         super().__init__(message, next_step=next_step)
         self.operation = operation
         self.reason = reason
@@ -123,7 +125,9 @@ class CallFailed(LockgateError):
     code = "call_failed"
     fault = "host"
 
-    def __init__(self, message: str, *, next_step: str, operation: str, reason: str, audit_id: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, next_step: str, operation: str, reason: str, audit_id: str | None = None
+    ) -> None:
         super().__init__(message, next_step=next_step)
         self.operation = operation
         self.reason = reason

@@ -1,7 +1,7 @@
 """Length-prefixed frames, sans-I/O: u32 big-endian length, then the body.
 
 Rule 1: the length is checked against the cap before a byte of the body is kept, so a header costs nothing.
-Rule 2: a violation is final. The decoder never resynchronises: it raises `GuestProtocolError` again for every later byte.
+Rule 2: a violation is final. The decoder never resynchronises: every later byte raises `GuestProtocolError` again.
 Rule 3: this file does not know which end it serves, nor what a body means.
 """
 
@@ -24,7 +24,9 @@ def encode(body: bytes, *, cap: int = FRAME_BYTES) -> bytes:
 
     """
     if not 0 < len(body) <= cap:
-        raise GuestProtocolError(f"a frame of {len(body)} bytes is outside 1..{cap}", next_step="send less in one message")
+        raise GuestProtocolError(
+            f"a frame of {len(body)} bytes is outside 1..{cap}", next_step="send less in one message"
+        )
     return HEADER.pack(len(body)) + body
 
 
@@ -49,6 +51,7 @@ class Decoder:
 
     @property
     def pending(self) -> bool:
+        """Whether a frame has begun and not ended."""
         return bool(self._buffer) or self._need > 0
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:

@@ -1,0 +1,41 @@
+# The few verbs of this repository. Each sets up what it needs.
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: ## make .venv ready for running
+	@scripts/setup.sh run
+
+dev: ## make .venv ready for the checks and tests
+	@scripts/setup.sh dev
+
+demo: setup ## the main job: Atlas handles two tickets, one of them hostile
+	@$(PY) -m lockgate demo
+
+check: dev ## lint, types, import rules, generated code, docs
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+	$(PY) scripts/unasync.py --check
+	$(PY) scripts/check_docs.py
+	$(PY) scripts/check_spec.py
+	.venv/bin/zensical build --clean --strict
+
+test: dev ## every test, in parallel where that is safe
+	.venv/bin/pytest -n 2 -m "not serial"
+	.venv/bin/pytest -m serial
+
+bench: dev ## the figures, as ratios in one run; writes bench/results.json
+	@$(PY) bench/run.py
+
+docs: dev ## build the site into site/
+	.venv/bin/zensical build --clean --strict
+
+clean: ## remove what the other verbs made
+	rm -rf .venv .cache site .atlas .ruff_cache .hypothesis bench/results.json
+
+.PHONY: help setup dev demo check test bench docs clean

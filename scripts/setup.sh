@@ -1,0 +1,53 @@
+#!/bin/sh
+# Make .venv ready for `run` (the product and its example) or `dev` (that, and everything the checks need).
+#
+# Rule 1: asks nothing and assumes nothing but Python 3.11 or newer, git and make.
+# Rule 2: does no work when nothing changed: a stamp holds the checksum of what was installed.
+# Rule 3: says the next step when it cannot go on.
+set -eu
+mode="${1:-run}"
+cd "$(dirname "$0")/.."
+
+fail() { printf 'error: %s\nnext step: %s\n' "$1" "$2" >&2; exit 3; }
+
+find_python() {
+    for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.14; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or newer was found" "install python3 (Debian 12: apt-get install python3), or set PYTHON"
+}
+
+# Root installs a missing Debian package; a plain user does with passwordless sudo, else is told what to ask for.
+apt_install() {
+    if [ "$(id -u)" = 0 ]; then as_root=""; elif sudo -n true 2>/dev/null; then as_root="sudo -n"; else
+        fail "$* is missing and you are not root" "ask for: apt-get install $*"
+    fi
+    command -v apt-get >/dev/null || fail "$* is missing" "install it with this system's package manager"
+    $as_root apt-get update -qq && $as_root apt-get install -y -qq "$@" >/dev/null
+}
+
+python=$(find_python)
+"$python" -c 'import venv, ensurepip' 2>/dev/null || apt_install python3-venv
+
+# A virtual environment that was copied or whose interpreter went away is made anew.
+if ! .venv/bin/python -c "import sys; sys.exit(sys.prefix != '$PWD/.venv')" 2>/dev/null; then
+    echo "setting up .venv with $("$python" --version)"
+    "$python" -m venv --clear .venv
+fi
+
+stamp=".venv/.stamp-$mode"
+want=$(cksum pyproject.toml scripts/setup.sh | cksum)
+if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+    echo "installing what '$mode' needs (a minute the first time)"
+    if [ "$mode" = dev ]; then
+        # --group needs pip 25.1; Debian 12 has 23.0.
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+    else
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[atlas]"
+    fi
+    echo "$want" > "$stamp"
+fi
