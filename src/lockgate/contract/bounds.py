@@ -77,7 +77,7 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if value > CEILINGS.get(name, value):
                 raise ConfigError(
                     f"bound {name} is {value!r}, above its ceiling {CEILINGS[name]!r}",
-                    next_step=f"give {name} at most {CEILINGS[name]!r}: configuration narrows bounds, never widens them",
+                    next_step=f"give {name} at most {CEILINGS[name]!r}: configuration narrows, never widens",
                 )
 
     def narrow(self, **changes: float) -> Bounds:

@@ -1,0 +1,1 @@
+"""Let agents act without being able to leak."""
