@@ -35,28 +35,28 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # ---- either child -> agent, first message -------------------------------------------------------------------
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """The child is hardened and takes requests. `facts` is for `doctor` and for the demo's first lines."""
 
     pid: int
     facts: dict[str, Any] = {}
 
 
-class Failed(Message):
+class Failed(Message, frozen=True, kw_only=True):
     """The child could not start; it exits after this message."""
 
     fault: Fault
 
 
 # ---- agent -> broker -----------------------------------------------------------------------------------------
-class OpenRun(Message):
+class OpenRun(Message, frozen=True, kw_only=True):
     """Open a run under `scope` (data of `policy.Scope.to_data()`)."""
 
     id: int
     scope: dict[str, Any]
 
 
-class NewTicket(Message):
+class NewTicket(Message, frozen=True, kw_only=True):
     """Ask for one more one-use ticket of an open run."""
 
     id: int
@@ -64,7 +64,7 @@ class NewTicket(Message):
     bounds: Bounds | None = None
 
 
-class ToolCall(Message):
+class ToolCall(Message, frozen=True, kw_only=True):
     """A model's tool call. `args` is the JSON of the arguments, byte for byte as it came."""
 
     id: int
@@ -73,7 +73,7 @@ class ToolCall(Message):
     args: bytes
 
 
-class NarrowRun(Message):
+class NarrowRun(Message, frozen=True, kw_only=True):
     """Open a child run whose scope can only be narrower. `changes` are those of `Scope.narrow`."""
 
     id: int
@@ -81,21 +81,21 @@ class NarrowRun(Message):
     scope: dict[str, Any]
 
 
-class CloseRun(Message):
+class CloseRun(Message, frozen=True, kw_only=True):
     """End a run: its channels close, its pending approvals are void."""
 
     id: int
     run: str
 
 
-class ListOperations(Message):
+class ListOperations(Message, frozen=True, kw_only=True):
     """Ask for the registry (`lockgate ops`), or for what one run may use."""
 
     id: int
     run: str | None = None
 
 
-class ExplainCall(Message):
+class ExplainCall(Message, frozen=True, kw_only=True):
     """Dry-run `authorize()` for `lockgate policy explain`; nothing is executed."""
 
     id: int
@@ -104,7 +104,7 @@ class ExplainCall(Message):
     args: bytes
 
 
-class Decide(Message):
+class Decide(Message, frozen=True, kw_only=True):
     """A person's answer to an `ApprovalAsked`."""
 
     id: int
@@ -113,7 +113,7 @@ class Decide(Message):
     approver: str
 
 
-class FetchExport(Message):
+class FetchExport(Message, frozen=True, kw_only=True):
     """Ask for `EXPORT_CHUNK` bytes of an export from `offset`."""
 
     id: int
@@ -128,7 +128,7 @@ AgentToBroker = (
 
 
 # ---- broker -> agent -----------------------------------------------------------------------------------------
-class RunOpened(Message):
+class RunOpened(Message, frozen=True, kw_only=True):
     """`ticket` is the first one-use ticket, so that a first `code()` needs no round trip."""
 
     id: int
@@ -138,14 +138,14 @@ class RunOpened(Message):
     operations: list[str]
 
 
-class Ticket(Message):
+class Ticket(Message, frozen=True, kw_only=True):
     """A one-use ticket."""
 
     id: int
     ticket: str
 
 
-class CallReply(Message):
+class CallReply(Message, frozen=True, kw_only=True):
     """The edge's answer: exactly one of `ok` (JSON) and `reason` is set."""
 
     id: int
@@ -154,21 +154,21 @@ class CallReply(Message):
     reason: str | None = None
 
 
-class Done(Message):
+class Done(Message, frozen=True, kw_only=True):
     """Acknowledges a request that returns `data` or nothing."""
 
     id: int
     data: Any = None
 
 
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """A request failed with a typed error."""
 
     id: int
     fault: Fault
 
 
-class ExportChunk(Message):
+class ExportChunk(Message, frozen=True, kw_only=True):
     """Bytes of an export; `last` closes it and frees the broker's copy."""
 
     id: int
@@ -176,7 +176,7 @@ class ExportChunk(Message):
     last: bool
 
 
-class ApprovalAsked(Message):
+class ApprovalAsked(Message, frozen=True, kw_only=True):
     """Pushed: a call waits for a person. `arguments` are the typed arguments, canonical JSON."""
 
     request: str
@@ -186,7 +186,7 @@ class ApprovalAsked(Message):
     expires_in: float
 
 
-class CodeClosed(Message):
+class CodeClosed(Message, frozen=True, kw_only=True):
     """Pushed once per attached ticket, after its channel is closed and its calls are settled."""
 
     ticket: str
@@ -201,20 +201,20 @@ BrokerToAgent = (
 
 
 # ---- agent -> supervisor -------------------------------------------------------------------------------------
-class Start(Message):
+class Start(Message, frozen=True, kw_only=True):
     """Run `spec` once in a sandbox that has never seen a run."""
 
     id: int
     spec: RunSpec
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True, kw_only=True):
     """Kill the run started with `id`; its `Finished` still comes."""
 
     id: int
 
 
-class Prewarm(Message):
+class Prewarm(Message, frozen=True, kw_only=True):
     """Bring the pool of (rung, env) to `count` warm slots; answered with `Answer` when they are there."""
 
     id: int
@@ -223,13 +223,13 @@ class Prewarm(Message):
     count: int = 1
 
 
-class Doctor(Message):
+class Doctor(Message, frozen=True, kw_only=True):
     """Boot a slot and report which bounds hold and by what."""
 
     id: int
 
 
-class Stats(Message):
+class Stats(Message, frozen=True, kw_only=True):
     """Ask for counters: warm and live slots, fds, cgroups, RSS."""
 
     id: int
@@ -239,7 +239,7 @@ AgentToSupervisor = Start | Cancel | Prewarm | Doctor | Stats
 
 
 # ---- supervisor -> agent -------------------------------------------------------------------------------------
-class Output(Message):
+class Output(Message, frozen=True, kw_only=True):
     """Pushed while a streaming run writes: already bounded by `Bounds.output`."""
 
     id: int
@@ -247,7 +247,7 @@ class Output(Message):
     data: bytes
 
 
-class Finished(Message):
+class Finished(Message, frozen=True, kw_only=True):
     """The run is over, its channel is closed, its kill is under way. Text is bounded, UTF-8 repaired."""
 
     id: int
@@ -262,7 +262,7 @@ class Finished(Message):
     usage: Usage = Usage(wall=0.0)
 
 
-class Answer(Message):
+class Answer(Message, frozen=True, kw_only=True):
     """Reply to `Prewarm`, `Doctor`, `Stats`."""
 
     id: int
@@ -273,7 +273,7 @@ SupervisorToAgent = Ready | Failed | Output | Finished | Answer | Refused
 
 
 # ---- supervisor -> broker (seqpacket) ------------------------------------------------------------------------
-class Attach(Message):
+class Attach(Message, frozen=True, kw_only=True):
     """Carries the host end of a fresh slot's channel as the only SCM_RIGHTS descriptor."""
 
     ticket: str
@@ -285,7 +285,7 @@ class Attach(Message):
     env: str | None = None
 
 
-class Detach(Message):
+class Detach(Message, frozen=True, kw_only=True):
     """The run of `ticket` is over: close the channel, write its row, tell the agent (`CodeClosed`)."""
 
     ticket: str
@@ -299,14 +299,14 @@ SupervisorToBroker = Attach | Detach
 
 
 # ---- broker -> supervisor (seqpacket) ------------------------------------------------------------------------
-class Attached(Message):
+class Attached(Message, frozen=True, kw_only=True):
     """The channel is bound (`ok`), or the ticket was unknown, used or expired: then no code may be sent."""
 
     ticket: str
     ok: bool
 
 
-class Kill(Message):
+class Kill(Message, frozen=True, kw_only=True):
     """The code behind `ticket` broke the protocol: kill it with `killed_by="protocol"`."""
 
     ticket: str
