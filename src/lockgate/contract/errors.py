@@ -140,6 +140,23 @@ class OutcomeUnknown(CallFailed):
     code = "outcome_unknown"
 
 
+class ResultWithheld(CallFailed):
+    """The call ran, and its result did not pass the edge. A write has taken effect; do not repeat it."""
+
+    code = "result_withheld"
+
+
+class ExportRefused(LockgateError):
+    """An exported file could not be written where the caller asked. `result` is the run's own result: it is kept."""
+
+    code = "export_refused"
+    fault = "caller"
+
+    def __init__(self, message: str, *, next_step: str, result: object = None) -> None:
+        super().__init__(message, next_step=next_step)
+        self.result = result
+
+
 class GuestProtocolError(LockgateError):
     """Bytes from the sandbox broke the protocol. Hostile until shown otherwise: the run is killed and audited."""
 
