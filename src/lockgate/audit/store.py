@@ -15,7 +15,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ SCHEMA_VERSION: Final = 1
 LOCK_SECONDS: Final = 5.0
 _WAL_PAGES: Final = 2000
 
-_SCHEMA: Final = f"""
+_SCHEMA: Final = """
 BEGIN IMMEDIATE;
 CREATE TABLE rows (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, hash BLOB NOT NULL) STRICT;
 CREATE TABLE intents (
@@ -48,8 +48,8 @@ CREATE VIEW audit AS
            j ->> 'agent' AS agent, j ->> 'tenant' AS tenant, j ->> 'run' AS run, j ->> 'via' AS via,
            j ->> 'operation' AS operation, j ->> 'verdict' AS verdict, j ->> 'rule' AS rule, j ->> 'status' AS status
     FROM (SELECT seq, CAST(body AS TEXT) AS j FROM rows);
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
+PRAGMA application_id = 1818714484;
+PRAGMA user_version = 1;
 COMMIT;
 """
 
@@ -117,7 +117,7 @@ class Store:
             )
 
     @contextmanager
-    def transaction(self, *, durable: bool) -> Iterator[None]:
+    def transaction(self, *, durable: bool) -> Generator[None]:
         """Hold one transaction; `durable` makes its COMMIT wait for the disk.
 
         Raises:
@@ -252,7 +252,7 @@ class Store:
 
     def _same_file(self) -> None:
         """Refuse to store into a file that was removed or replaced under us."""
-        found = os.stat(self.path, follow_symlinks=False)
+        found = self.path.lstat()
         if (found.st_dev, found.st_ino) != self._inode:
             raise _unusable(
                 f"{self.path} was replaced while it was written",
