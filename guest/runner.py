@@ -1,0 +1,210 @@
+"""The runner: executes one piece of code like a notebook cell, reports once, then waits for its end.
+
+Rule 1: it runs after the last hardening step, with nothing to protect: the code can change every object here. What it
+        sends is a claim, checked by whoever reads it.
+Rule 2: one run. After the result nothing is done any more; the supervisor ends the process.
+
+Wire on descriptor 4: "R" + JSON + newline goes out; then come 12 bytes (b"RUN1", u32 length of the source, u32 cap of
+the value) and the source; then one frame goes out, u32 length and JSON {value, text, error, exit_code, truncated}.
+"""
+
+import ast
+import builtins
+import io
+import json
+import linecache
+import os
+import random
+import signal
+import struct
+import sys
+import threading
+import time
+import types
+
+values = values  # type: ignore[name-defined]  # noqa: F821, PLW0127 - placed here by the loader
+host = host  # type: ignore[name-defined]  # noqa: F821, PLW0127 - the same
+
+CONTROL = 4
+RUN_DIR = "/run"
+HEADER = struct.Struct(">4sII")
+WARM_VALUE = b"import math\nx = {'a': [1, 2.5, 'text', None, True], 'b': math.sqrt(2)}\ndef f():\n    return x\nf()\n"
+WARM_ERROR = b"def f(n):\n    raise ValueError(n)\nf([1])\n"
+
+_exit = os._exit
+
+
+class Ended(BaseException):
+    """os._exit() in the run's first process: the run's end with that code, not a death without a word."""
+
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+
+
+def stream(fd):
+    """Return a text stream on descriptor `fd`, a line at a time so that a caller can follow."""
+    raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def fresh_main():
+    """Return a new __main__ with `host` bound."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update({"__builtins__": builtins, "host": host})
+    sys.modules["__main__"] = main
+    return main
+
+
+def execute(source, namespace):
+    """Run `source`; return the value of its last expression, None if it does not end in one."""
+    text = source.decode("utf-8")
+    lines = text.splitlines(True)
+    linecache.cache[values.SOURCE_NAME] = (len(text), None, lines, values.SOURCE_NAME)
+    tree = compile(text, values.SOURCE_NAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
+    if tree.body:
+        exec(compile(tree, values.SOURCE_NAME, "exec", dont_inherit=True), namespace)
+    if last is None:
+        return None
+    return eval(compile(last, values.SOURCE_NAME, "eval", dont_inherit=True), namespace)  # noqa: S307 - the job
+
+
+def exit_code(error):
+    """Return the status that SystemExit or os._exit asks for, as sys.exit(3) documents it."""
+    code = error.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def wait_for_threads():
+    """Let threads that are no daemons end, as the interpreter does at its own end."""
+    if threading.active_count() > 1:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+
+
+def flush():
+    """Empty both streams, whatever the run did to them."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            stream.flush()
+        except BaseException:  # noqa: S110 - closed, replaced or broken by the run: nothing is left to say
+            pass
+
+
+def run(source, cap, namespace):
+    """Execute `source` and return the body of the result frame."""
+    result = {"text": "", "error": None, "exit_code": 0}
+    value = None
+    dropped = {}
+    data = b"null"
+    pid = os.getpid()
+    try:
+        value = execute(source, namespace)
+        wait_for_threads()
+    except (SystemExit, Ended) as error:
+        result["exit_code"] = exit_code(error)
+    except BaseException as error:
+        result["exit_code"] = 1
+        result["error"] = values.as_error(error)
+    if os.getpid() != pid:  # a child that the run forked and forgot comes out here too
+        flush()
+        _exit(result["exit_code"])
+    if value is not None:
+        try:
+            encoded, dropped["value"] = values.as_json(value, cap)
+            result["text"], dropped["text"] = values.as_text(value, cap)
+            data = encoded or data
+        except BaseException as error:  # KeyboardInterrupt, SystemExit from the run's own __repr__
+            result["exit_code"] = 1
+            result["error"] = values.as_error(error)
+    flush()
+    result["truncated"] = {name: count for name, count in dropped.items() if count}
+    # The value is JSON already: it goes in as it is, first, so that a reader need not build it to check it.
+    return b'{"value":' + data + b"," + values._encoder.encode(result).encode("utf-8", "replace")[1:]
+
+
+def read_exactly(count):
+    """Return `count` bytes of control; its end before code came is the end of an unused slot."""
+    parts = []
+    while count:
+        part = os.read(CONTROL, min(count, 1 << 20))
+        if not part:
+            _exit(0)
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def write_all(data):
+    """Write all of `data` to control."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(CONTROL, view) :]
+
+
+def leave(code):
+    """os._exit as the run sees it."""
+    if os.getpid() != 1:
+        _exit(code)
+    raise Ended(code)
+
+
+def sysconf(name):
+    """os.sysconf without the host's memory: the kernel call behind it is refused and glibc would answer noise."""
+    if name in (
+        "SC_PHYS_PAGES",
+        "SC_AVPHYS_PAGES",
+        os.sysconf_names["SC_PHYS_PAGES"],
+        os.sysconf_names["SC_AVPHYS_PAGES"],
+    ):
+        raise ValueError("the memory of the host is not visible here")
+    return _sysconf(name)
+
+
+_sysconf = os.sysconf
+
+
+def prepare(cold):
+    """S17: what a run would otherwise pay for, and what must not be shared with other slots."""
+    os.environ.clear()  # noqa: TID251 - the run's own, not a lockgate process's
+    os.environ.update(HOME=RUN_DIR, TMPDIR=RUN_DIR)  # noqa: TID251
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # New ones: those of the template were made for a device that can seek.
+    sys.stdout = sys.__stdout__ = stream(1)
+    sys.stderr = sys.__stderr__ = stream(2)
+    os._exit, os.sysconf = leave, sysconf
+    host._start()
+    random.seed()
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    if not cold:
+        # Compile, exec, format a traceback, encode, flush once: the pages are copied now, not while a caller waits.
+        for code in (WARM_VALUE, WARM_ERROR):
+            run(code, 4096, fresh_main().__dict__)
+        linecache.cache.pop(values.SOURCE_NAME, None)
+    return fresh_main()
+
+
+def serve(facts, since, cold):
+    """Be the slot's last stage: prepare, say ready, take code, run it, report, wait for the end."""
+    main = prepare(cold)
+    facts["stages_us"]["warmup"] = (time.perf_counter_ns() - since) // 1000
+    write_all(b"R" + json.dumps(facts).encode() + b"\n")
+    magic, length, cap = HEADER.unpack(read_exactly(HEADER.size))
+    if magic != b"RUN1":
+        _exit(98)
+    body = run(read_exactly(length), cap, main.__dict__)
+    write_all(struct.pack(">I", len(body)) + body)
+    while os.read(CONTROL, 4096):
+        pass
+    _exit(0)

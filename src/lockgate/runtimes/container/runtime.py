@@ -1,0 +1,256 @@
+"""The container rung: namespaces, Landlock, seccomp and limits on the host's own kernel.
+
+Rule 1: a packaging boundary, not a wall against hostile code: the kernel is shared (X3).
+Rule 2: whatever is missing on this host is named, with its fix; nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import resource
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lockgate.contract.bounds import Bounds
+from lockgate.contract.errors import CannotIsolate, HostFault
+from lockgate.contract.run import Rung
+from lockgate.runtimes.container import layout, plan
+from lockgate.runtimes.container.handle import ContainerTemplate, answers
+from lockgate.runtimes.container.machine import ContainerMachine
+from lockgate.runtimes.protocol import (
+    Boundary,
+    MachineFailed,
+    MachineReady,
+    MachineResult,
+    TemplateSpec,
+    Unavailable,
+)
+
+START_SECONDS: Final = 60.0  # preloading pandas on a cold disk takes seconds
+PROBE_SECONDS: Final = 10.0
+# Blocks of 65,536 ids that neither subuid files nor container managers use by default.
+_FIRST_BLOCK: Final = 0x7000
+_BLOCKS: Final = 0x0FFE
+_TRIES: Final = 64
+
+_USERNS_FIX: Final = (
+    "allow user namespaces: kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, "
+    "kernel.apparmor_restrict_unprivileged_userns=0 (sysctl); inside a container, a seccomp profile that permits unshare"
+)
+
+
+class ContainerRuntime:
+    """`runtimes.protocol.Runtime` for the container rung.
+
+    Args:
+        template_arguments: arguments of the template program. Tests give some (see template.py); nothing else does.
+
+    """
+
+    rung: Rung = "container"
+    boundary: Boundary = "shared kernel"
+
+    def __init__(self, template_arguments: tuple[str, ...] = ()) -> None:
+        self._arguments = template_arguments
+
+    def start(self, spec: TemplateSpec) -> ContainerTemplate:
+        """Start a template and wait until it is ready, with a deadline.
+
+        Raises:
+            CannotIsolate: the host lacks a piece; names it and the fix.
+            HostFault: a step failed that should not fail here.
+
+        """
+        raise_descriptor_limit()
+        try:
+            tree = plan.build(spec.tree)
+        except plan.PlanError as error:
+            raise CannotIsolate(
+                f"the container rung cannot be had: {error.unavailable.missing}", next_step=error.unavailable.fix
+            ) from error
+        with contextlib.ExitStack() as owned:
+            data = {
+                **tree.data(),
+                "preload": spec.preload,
+                "memory_by_rlimit": spec.memory_by_rlimit,
+                "arguments": self._arguments,
+                "base": _claim_ids(owned) if os.getuid() == 0 else 0,
+            }
+            ctl, lifeline, launcher = _launch(msgspec.json.encode(data))
+            try:
+                facts = _wait_ready(ctl)
+            except BaseException:
+                ctl.close()
+                os.close(lifeline)
+                launcher.kill()
+                launcher.wait()
+                raise
+            ctl.setblocking(False)
+            return ContainerTemplate(ctl, lifeline, launcher, facts, owned.pop_all())
+
+    def probe(self) -> Unavailable | None:
+        """Boot one machine for real, run one line in it, and look; None when it works."""
+        try:
+            template = self.start(TemplateSpec())
+        except (CannotIsolate, HostFault) as error:
+            return Unavailable(missing=error.message, fix=error.next_step)
+        try:
+            return _run_once(template)
+        except HostFault as error:
+            return Unavailable(missing=error.message, fix=error.next_step)
+        finally:
+            template.close()
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard one: each warm machine holds five descriptors here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _claim_ids(owned: contextlib.ExitStack) -> int:
+    """Return the first of 65,536 host ids that no other template of this host maps now.
+
+    The claim is a name in the abstract socket namespace: the kernel gives it to one holder and takes it back when
+    that one dies, so there is no lock file to go stale.
+    """
+    for _ in range(_TRIES):
+        block = _FIRST_BLOCK + random.randrange(_BLOCKS)  # noqa: S311 - spreads claims, guards nothing
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            claim.bind(f"\0lockgate-ids-{block:x}")
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise HostFault(
+                    f"no id range could be claimed: {error.strerror}", next_step="see the errno in unix(7)"
+                ) from error
+            continue
+        owned.callback(claim.close)
+        return block << 16
+    raise HostFault(
+        f"no free id range in {_TRIES} tries",
+        next_step="stop other lockgate supervisors, or whoever binds lockgate-ids-*",
+    )
+
+
+def _launch(data: bytes) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
+    """Start the launcher: (our ctl, our lifeline, the process)."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    memory = os.memfd_create("plan", os.MFD_CLOEXEC)
+    try:
+        os.write(memory, data)
+        os.lseek(memory, 0, os.SEEK_SET)
+        fds = (theirs.fileno(), read_end, memory)
+        program = str(Path(__file__).with_name("launcher.py"))
+        launcher = subprocess.Popen(
+            [plan.interpreter(), "-I", "-S", program, *map(str, fds)],
+            env={},
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            close_fds=True,
+            cwd="/",
+        )
+    except OSError as error:
+        ours.close()
+        os.close(write_end)
+        raise HostFault(
+            f"the launcher could not be started: {error.strerror}",
+            next_step=f"check that {plan.interpreter()} can be executed by this user",
+        ) from error
+    finally:
+        theirs.close()
+        os.close(read_end)
+        os.close(memory)
+    return ours, write_end, launcher
+
+
+def _wait_ready(ctl: socket.socket) -> dict[str, object]:
+    ctl.settimeout(START_SECONDS)
+    try:
+        message = ctl.recv(layout.CTL_BYTES)
+    except TimeoutError as error:
+        raise HostFault(
+            f"the template was not ready after {START_SECONDS:.0f} seconds",
+            next_step="preload fewer packages, or look for a stalled disk",
+        ) from error
+    except OSError:
+        message = b""
+    if not message:
+        raise HostFault("the launcher or template ended without a word", next_step="run `lockgate doctor`")
+    answer = answers.decode(message)
+    if answer.ready is not None:
+        return answer.ready
+    raise _explained(answer.error or "start", answer.errno, answer.detail)
+
+
+def _explained(step: str, code: int, detail: str) -> CannotIsolate | HostFault:
+    """Turn a failed step into the missing piece and its fix, where the errno tells."""
+    if step in {"unshare", "maps", "clone"} and code in {errno.EPERM, errno.ENOSPC, errno.EINVAL, errno.EACCES}:
+        return CannotIsolate(f"user namespaces are blocked on this host ({step}: {detail})", next_step=_USERNS_FIX)
+    if step == "filter" and code == errno.EOPNOTSUPP:
+        return CannotIsolate(
+            "this kernel has no Landlock, or it is switched off",
+            next_step="use Linux 5.13 or newer with landlock among the boot parameter lsm=",
+        )
+    if code == errno.ENOSYS:
+        return CannotIsolate(
+            f"this kernel lacks a call that the container rung needs ({step}: {detail})",
+            next_step="use Linux 5.13 or newer",
+        )
+    if code == errno.EACCES and step.startswith("open"):
+        return CannotIsolate(
+            f"a part of the sandbox cannot be read by this user ({step}: {detail})",
+            next_step="keep the interpreter and the package sets where this user can read them",
+        )
+    return HostFault(f"the template failed at {step}: {detail}", next_step="run `lockgate doctor`")
+
+
+def _run_once(template: ContainerTemplate) -> Unavailable | None:
+    """Ask for a machine, run `6*7` in it, check the answer; every wait has the probe's deadline."""
+    deadline = time.monotonic() + PROBE_SECONDS
+    machine = template.request(Bounds())
+    failure: MachineFailed | None = None
+    try:
+        poll = select.poll()
+        poll.register(template.fileno(), select.POLLIN)
+        poll.register(machine.control, select.POLLIN)
+        while failure is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                failure = MachineFailed(step="wait", errno=errno.ETIMEDOUT, detail="no answer in time")
+                break
+            failed = [one for one in template.on_readable() if isinstance(one, MachineFailed)]
+            failure = failed[0] if failed else None
+            for event in [] if failed else machine.on_control():
+                if isinstance(event, MachineReady):
+                    machine.send_code(b"6*7", Bounds())
+                elif isinstance(event, MachineResult):
+                    if event.value == b"42":
+                        return None
+                    failure = MachineFailed(step="run", errno=0, detail="6*7 was not 42")
+                else:
+                    failure = event
+    finally:
+        machine.kill()
+        machine.close()
+    return Unavailable(
+        missing=f"a sandbox that works ({failure.step}: {failure.detail or os.strerror(failure.errno)})",
+        fix=_USERNS_FIX
+        if failure.step in {"clone", "maps"}
+        else f"run `lockgate doctor` on {sys.platform} with these words",
+    )
