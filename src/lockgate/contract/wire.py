@@ -20,6 +20,8 @@ from lockgate.contract.run import CallRecord, ErrorInfo, ExportInfo, KilledBy, R
 
 LINK_BYTES: Final = 64 * 1024 * 1024
 EXPORT_CHUNK: Final = 4 * 1024 * 1024
+# A field that holds raw JSON has this default and never None: msgspec decodes `Raw | None` as null alone.
+NULL: Final = msgspec.Raw(b"null")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -146,11 +148,11 @@ class Ticket(Message, frozen=True, kw_only=True):
 
 
 class CallReply(Message, frozen=True, kw_only=True):
-    """The edge's answer: exactly one of `ok` (JSON) and `reason` is set."""
+    """The edge's answer: `ok` (JSON) counts where `reason` is None."""
 
     id: int
     audit_id: str
-    ok: msgspec.Raw | None = None
+    ok: msgspec.Raw = NULL
     reason: str | None = None
 
 
@@ -251,7 +253,7 @@ class Finished(Message, frozen=True, kw_only=True):
     """The run is over, its channel is closed, its kill is under way. Text is bounded, UTF-8 repaired."""
 
     id: int
-    value: msgspec.Raw | None = None
+    value: msgspec.Raw = NULL
     text: str = ""
     stdout: str = ""
     stderr: str = ""

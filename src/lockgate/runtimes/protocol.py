@@ -8,6 +8,7 @@ Rule 3: after `send_code` every byte that comes from a machine is hostile, its e
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -118,7 +119,7 @@ class Template(Protocol):
         """Ask for one machine (sends, does not wait). Its `pidfd` is set by a later `on_readable`."""
         ...
 
-    def on_readable(self) -> list[Machine | MachineFailed]:
+    def on_readable(self) -> Sequence[Machine | MachineFailed]:
         """Machines that now have a pidfd and host_pid, in order of request; EOF raises `HostFault`."""
         ...
 
