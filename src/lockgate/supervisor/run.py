@@ -1,0 +1,399 @@
+"""One run: ticket -> machine -> attach -> clock armed -> code -> result or kill -> detach -> reap.
+
+Rule 1: the wall clock is armed before a byte of the code is sent, and nothing the machine does can move it.
+Rule 2: no code is sent before the broker said that it bound the channel to the ticket.
+Rule 3: the first trigger wins and is the only one recorded. Exit codes: 124 wall clock, 137 every other kill.
+Rule 4: what is over is told at once (broker, then agent); killing and reaping go on behind it, accounted for.
+Rule 5: every wait here has a deadline: machine, attach, wall clock, the exit status of code that left without a result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from lockgate.contract import wire
+from lockgate.contract.bounds import Bounds
+from lockgate.contract.errors import HostFault, LockgateError
+from lockgate.contract.run import ErrorInfo, KilledBy, RunSpec, Usage
+from lockgate.runtimes.protocol import MachineFailed, MachineResult
+from lockgate.supervisor import loop
+from lockgate.supervisor.cgroups import Limits
+from lockgate.supervisor.line import Key
+from lockgate.supervisor.links import fault_of
+from lockgate.supervisor.outcome import Outcome, blames_disk, blames_processes, clean, ended_without_result
+from lockgate.supervisor.output import Stream
+from lockgate.supervisor.pool import Pool
+from lockgate.supervisor.slot import Slot, exit_status
+from lockgate.supervisor.watch import Watch, disk_full
+
+ATTACH_SECONDS: Final = 10.0
+_STATUS_SECONDS: Final = 2.0
+_NO_COUNTS: Final[dict[str, int]] = {}
+
+Attach = Callable[[wire.Attach, "Run"], None]
+
+
+class Deck(msgspec.Struct, frozen=True):
+    """What a run needs of its supervisor.
+
+    Attributes:
+        attach: hands the run's channel to the broker, or raises `ProcessDied`; the answer comes to `Run.attached`.
+        detach: tells the broker that the run is over.
+        send: gives a message to the agent.
+        over: called once when the run is over for its caller.
+        memory_by: what caps memory here, as `Attach` tells it.
+        work: the run's directory as the code sees it.
+
+    """
+
+    reactor: loop.Reactor
+    pool: Pool
+    attach: Attach
+    detach: Callable[[wire.Detach], None]
+    send: Callable[[wire.SupervisorToAgent], None]
+    over: Callable[[Run], None]
+    memory_by: str
+    work: str | None
+
+
+class Run:
+    """The state machine of one run.
+
+    Args:
+        ident: the agent's number for it.
+        code: the source, checked and encoded.
+
+    """
+
+    __slots__ = (
+        "_bounds",
+        "_cancel_wait",
+        "_code",
+        "_control",
+        "_deck",
+        "_key",
+        "_over",
+        "_sent",
+        "_spec",
+        "_stderr",
+        "_stdout",
+        "_timer",
+        "_watch",
+        "ident",
+        "slot",
+    )
+
+    def __init__(self, deck: Deck, ident: int, spec: RunSpec, code: bytes, key: Key) -> None:
+        self.ident = ident
+        self.slot: Slot | None = None
+        self._deck = deck
+        self._spec = spec
+        self._code = code
+        self._key = key
+        self._bounds: Bounds = spec.bounds
+        self._over = False
+        self._sent = 0.0
+        self._timer: loop.Timer | None = None
+        self._watch: Watch | None = None
+        self._stdout: Stream | None = None
+        self._stderr: Stream | None = None
+        self._cancel_wait: Callable[[], None] | None = None
+        self._control = -1
+
+    @property
+    def ticket(self) -> str:
+        """The one-use ticket that names this run to the broker."""
+        return self._spec.ticket
+
+    # ---- a machine -----------------------------------------------------------------------------------------------
+    def begin(self, seconds: float) -> None:
+        """Ask for a machine; `seconds` is the longest wait for one."""
+        self._cancel_wait = self._deck.pool.acquire(self._key, self._bounds, self._got, self.refuse, seconds=seconds)
+
+    def _got(self, slot: Slot) -> None:
+        self.slot = slot
+        machine, reactor = slot.machine, self._deck.reactor
+        self._control = machine.control.fileno()
+        reactor.handler(self._control, self._on_control)
+        reactor.handler(machine.pidfd, self._on_dead)
+        if slot.group is not None:
+            try:
+                slot.group.tighten(Limits.of(self._bounds))
+            except OSError as err:
+                self.refuse(
+                    HostFault(
+                        f"a bound could not be set on a sandbox ({err.strerror})", next_step="run `lockgate doctor`"
+                    )
+                )
+                return
+        self._timer = reactor.after(ATTACH_SECONDS, self._attach_late)
+        try:
+            self._deck.attach(
+                wire.Attach(
+                    ticket=self._spec.ticket,
+                    rung=self._key.rung,
+                    shared_kernel=self._shared_kernel(slot),
+                    memory_by="rlimit" if self._key.memory_by_rlimit else self._deck.memory_by,
+                    code_sha256=hashlib.sha256(self._code).hexdigest(),
+                    code_bytes=len(self._code),
+                    env=self._spec.env,
+                ),
+                self,
+            )
+        except LockgateError as err:
+            self.refuse(err)
+
+    @staticmethod
+    def _shared_kernel(slot: Slot) -> bool:
+        return bool(slot.home.template.boundary == "shared kernel")
+
+    def _attach_late(self) -> None:
+        self.refuse(
+            HostFault(
+                f"the broker did not bind the run's channel within {ATTACH_SECONDS:g} s",
+                next_step="look at the broker's audit disk; then run the code again",
+            )
+        )
+
+    # ---- the code ------------------------------------------------------------------------------------------------
+    def attached(self, *, ok: bool) -> None:
+        """The broker's answer: start, or destroy a machine that never saw the code."""
+        if self._over or self._sent or self.slot is None:
+            return
+        if not ok:
+            self.refuse(
+                HostFault(
+                    "the broker does not know this run's ticket, or it was used before or has expired",
+                    next_step="start the run again from an open run scope",
+                )
+            )
+            return
+        slot, deck, bounds = self.slot, self._deck, self._bounds
+        machine, reactor = slot.machine, deck.reactor
+        if self._timer is not None:
+            self._timer.cancel()
+        push = self._push if self._spec.stream else None
+        self._stdout = self._stream("stdout", machine.stdout, push)
+        self._stderr = self._stream("stderr", machine.stderr, push)
+        if slot.group is not None and slot.group.oom_fd >= 0:
+            reactor.add(slot.group.oom_fd, self._on_memory)
+        self._watch = Watch(reactor, slot, bounds, rss=self._key.memory_by_rlimit, on_limit=self._kill)
+        self._sent = time.monotonic()
+        self._timer = reactor.at(self._sent + bounds.wall, self._on_wall)
+        if not machine.send_code(self._code, bounds):
+            reactor.mask(self._control, loop.IN | loop.OUT)
+        self._code = b""
+
+    def _stream(self, name: str, fd: int, push: Callable[[str, bytes], None] | None) -> Stream:
+        on_piece = None if push is None else lambda data: push(name, data)
+        stream = Stream(fd, keep=self._bounds.output, kill=self._bounds.output_kill, push=on_piece)
+        self._deck.reactor.add(fd, lambda _mask: self._on_output(stream))
+        return stream
+
+    def _push(self, name: str, data: bytes) -> None:
+        self._deck.send(wire.Output(id=self.ident, stream=name, data=data))
+
+    # ---- triggers ------------------------------------------------------------------------------------------------
+    def _on_output(self, stream: Stream) -> None:
+        if stream.read():
+            self._kill("output")
+        elif not stream.open:
+            self._deck.reactor.remove(stream.fd)
+
+    def _on_memory(self, _mask: int) -> None:
+        if self.slot is not None and self.slot.group is not None and self.slot.group.out_of_memory():
+            self._kill("memory")
+
+    def _on_wall(self) -> None:
+        self._kill("wall")
+
+    def protocol(self) -> None:
+        """The broker saw the code break the protocol."""
+        if self._sent:
+            self._kill("protocol")
+        else:
+            self.refuse(HostFault("the broker took the run's channel back", next_step="start the run again"))
+
+    def _on_control(self, mask: int) -> None:
+        if self._over or self.slot is None:
+            return
+        if mask & loop.OUT and self.slot.machine.flush():
+            self._deck.reactor.mask(self._control, loop.IN)
+        if not mask & (loop.IN | loop.GONE):
+            return
+        for event in self.slot.machine.on_control():
+            if isinstance(event, MachineResult):
+                self._result(event)
+            elif isinstance(event, MachineFailed) and event.step in LEFT:
+                self._left()
+            else:
+                self._broke()
+            return
+
+    def _broke(self) -> None:
+        if self._sent:
+            self._kill("protocol")
+        else:
+            self._lost_early()
+
+    def _on_dead(self, _mask: int) -> None:
+        if self._over or self.slot is None:
+            return
+        self._deck.reactor.remove(self.slot.machine.pidfd)
+        self.slot.dead = True
+        self._on_control(loop.IN)  # a result may have come just before the end
+        if not self._over:
+            self._left()
+
+    # ---- ends ----------------------------------------------------------------------------------------------------
+    def _result(self, result: MachineResult) -> None:
+        slot = self.slot
+        if not self._sent or slot is None:
+            self._broke()
+            return
+        outcome = clean(result, self._bounds.value)
+        killed_by: KilledBy | None = None
+        if slot.group is not None and slot.group.oom_fd >= 0 and slot.group.out_of_memory():
+            killed_by = "memory"
+        elif blames_processes(outcome.error) and slot.group is not None and slot.group.refusals() > 0:
+            killed_by = "processes"
+        elif blames_disk(outcome.error) and self._deck.work and disk_full(slot.machine.host_pid, self._deck.work):
+            killed_by = "disk"
+        self._end(outcome, killed_by)
+
+    def _kill(self, killed_by: KilledBy) -> None:
+        if self._over or self.slot is None:
+            return
+        self._end_now(self.slot)
+        self._end(Outcome(), killed_by)
+
+    @staticmethod
+    def _end_now(slot: Slot) -> None:
+        if not slot.dead:
+            if slot.group is not None:
+                slot.group.kill()
+            slot.machine.kill()
+
+    def _left(self) -> None:
+        """The control socket ended without a result: learn why from the kernel, not from the code."""
+        slot = self.slot
+        if slot is None or self._over:
+            return
+        if not self._sent:
+            self._lost_early()
+            return
+        group = slot.group
+        if group is not None and group.out_of_memory():
+            self._kill("memory")
+            return
+        if self._watch is not None and self._watch.used() >= self._bounds.cpu * 0.95:
+            self._kill("cpu")
+            return
+        if slot.dead:
+            self._end(ended_without_result(exit_status(slot.machine.pidfd)), None)
+            return
+        self._deck.reactor.remove(self._control)
+        if self._timer is not None:
+            self._timer.cancel()
+        # Its first process is gone or has closed its end; the status is known once the namespace is reaped.
+        self._timer = self._deck.reactor.after(_STATUS_SECONDS, self._left_late)
+
+    def _left_late(self) -> None:
+        if self.slot is not None:
+            self._end_now(self.slot)
+            self._end(ended_without_result(None), None)
+
+    def _lost_early(self) -> None:
+        self.refuse(
+            HostFault("the sandbox was lost before the code was sent", next_step="run the code again; nothing ran")
+        )
+
+    def cancel(self) -> None:
+        """The caller wants no more of it: end the run; its `Finished` says so."""
+        if self._over:
+            return
+        if self.slot is not None:
+            self._end_now(self.slot)
+        error = ErrorInfo("Cancelled", "the caller cancelled this run", "")
+        self._end(Outcome(exit_code=137, error=error), None)
+
+    def refuse(self, error: LockgateError) -> None:
+        """End a run that gave no result for a reason that is not the code's."""
+        if self._over:
+            return
+        self._close(137, None, {})
+        self._deck.send(wire.Refused(id=self.ident, fault=fault_of(error)))
+        self._bury(hard=bool(self._sent))
+
+    def _end(self, outcome: Outcome, killed_by: KilledBy | None) -> None:
+        if self._over:
+            return
+        now = time.monotonic()
+        out, err = self._stdout, self._stderr
+        truncated = outcome.truncated
+        if out is not None and err is not None:
+            out.finish()
+            err.finish()
+            if out.dropped or err.dropped:
+                dropped = (("stdout", out.dropped), ("stderr", err.dropped))
+                truncated = {**truncated, **{name: count for name, count in dropped if count}}
+        exit_code = outcome.exit_code if killed_by is None else 124 if killed_by == "wall" else 137
+        group = self.slot.group if self.slot is not None else None
+        usage = Usage(
+            wall=now - self._sent if self._sent else 0.0,
+            cpu=self._watch.used() if self._watch is not None else None,
+            memory_peak=group.memory_peak() if group is not None else None,
+            stdout_bytes=out.total if out is not None else 0,
+            stderr_bytes=err.total if err is not None else 0,
+        )
+        self._close(exit_code, killed_by, truncated, usage.wall)
+        self._deck.send(
+            wire.Finished(
+                id=self.ident,
+                value=outcome.value,
+                text=outcome.text,
+                stdout=out.text() if out is not None else "",
+                stderr=err.text() if err is not None else "",
+                exit_code=exit_code,
+                error=outcome.error,
+                killed_by=killed_by,
+                truncated=truncated or _NO_COUNTS,
+                usage=usage,
+            )
+        )
+        self._bury(hard=killed_by is not None)
+
+    def _close(self, exit_code: int, killed_by: KilledBy | None, truncated: dict[str, int], wall: float = 0.0) -> None:
+        """Stop every clock of this run and tell the broker that its channel is over."""
+        self._over = True
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel() if isinstance(timer, loop.Timer) else timer.stop()
+        if self._cancel_wait is not None:
+            self._cancel_wait()
+        if self.slot is not None:
+            self._deck.detach(
+                wire.Detach(
+                    ticket=self._spec.ticket,
+                    exit_code=exit_code,
+                    killed_by=killed_by,
+                    truncated=truncated or _NO_COUNTS,
+                    duration=wall,
+                )
+            )
+
+    def _bury(self, *, hard: bool) -> None:
+        slot, self.slot = self.slot, None
+        self._deck.over(self)
+        if slot is not None:
+            self._deck.pool.touch()
+            self._deck.pool.done(slot, hard=hard)
+
+
+# `MachineFailed.step` of a machine whose control socket simply ended; every other failure is a broken protocol.
+LEFT: Final = frozenset({"eof", "ended", "gone", "closed"})
