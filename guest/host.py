@@ -149,7 +149,7 @@ def export(name, data):
 
 def _start():
     """Begin anew in this process; the runner calls it once per slot."""
-    global _channel
+    global _channel  # noqa: PLW0603 - one channel per process, as the descriptor is
     _channel = _Channel()
 
 

@@ -4,12 +4,14 @@ Rule 1: it runs after the last hardening step, with nothing to protect: the code
         sends is a claim, checked by whoever reads it.
 Rule 2: one run. After the result nothing is done any more; the supervisor ends the process.
 
-Wire on descriptor 4: "R" + JSON + newline goes out; then come 12 bytes (b"RUN1", u32 length of the source, u32 cap of
-the value) and the source; then one frame goes out, u32 length and JSON {value, text, error, exit_code, truncated}.
+Wire on descriptor 4: "R" + JSON + newline goes out ("F" and the reason when the runner cannot work); then come 12
+bytes (b"RUN1", u32 length of the source, u32 cap of the value) and the source; then one frame goes out, u32 length and
+JSON {value, text, error, exit_code, truncated}.
 """
 
 import ast
 import builtins
+import contextlib
 import io
 import json
 import linecache
@@ -79,7 +81,7 @@ def exit_code(error):
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    print(code, file=sys.stderr)
+    print(code, file=sys.stderr)  # noqa: T201 - what the interpreter does
     return 1
 
 
@@ -94,10 +96,8 @@ def wait_for_threads():
 def flush():
     """Empty both streams, whatever the run did to them."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        try:
+        with contextlib.suppress(BaseException):  # closed, replaced or broken by the run: nothing is left to say
             stream.flush()
-        except BaseException:  # noqa: S110 - closed, replaced or broken by the run: nothing is left to say
-            pass
 
 
 def run(source, cap, namespace):
@@ -197,7 +197,12 @@ def prepare(cold):
 
 def serve(facts, since, cold):
     """Be the slot's last stage: prepare, say ready, take code, run it, report, wait for the end."""
-    main = prepare(cold)
+    try:
+        main = prepare(cold)
+    except BaseException as error:
+        report = {"step": "warmup", "errno": getattr(error, "errno", None) or 0, "detail": repr(error)[:1000]}
+        write_all(b"F" + json.dumps(report).encode() + b"\n")
+        _exit(99)
     facts["stages_us"]["warmup"] = (time.perf_counter_ns() - since) // 1000
     write_all(b"R" + json.dumps(facts).encode() + b"\n")
     magic, length, cap = HEADER.unpack(read_exactly(HEADER.size))

@@ -41,7 +41,7 @@ sched_yield getcpu sched_getaffinity sched_setaffinity sched_getattr sched_getpa
 sched_get_priority_max sched_get_priority_min sched_rr_get_interval"""
 
 ALLOWED: Final = frozenset(
-    " ".join((_DATA, _TIME, _INHERITED_SOCKETS, _FILES, _PROCESSES, _MEMORY_IDENTITY_SIGNALS, _THREADS)).split()
+    f"{_DATA} {_TIME} {_INHERITED_SOCKETS} {_FILES} {_PROCESSES} {_MEMORY_IDENTITY_SIGNALS} {_THREADS}".split()
 )
 
 NAMESPACE_FLAGS: Final = 0x7E020000  # the seven CLONE_NEW* of clone(2)

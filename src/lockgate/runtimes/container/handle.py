@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 from collections import deque
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 

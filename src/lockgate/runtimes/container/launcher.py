@@ -39,6 +39,15 @@ from lockgate.runtimes.container import layout
 _NO_SUID_DEV = mounts.ATTR_NOSUID | mounts.ATTR_NODEV
 _READ_ONLY = mounts.ATTR_RDONLY | _NO_SUID_DEV
 _MOUNT_POINTS = ("/tmp", "/mnt", "/usr")  # noqa: S108 - any directory of this host: it is left behind by the pivot
+# All that a slot has on its stack above the guest's own frames. `main` returns in a slot only.
+_PROGRAM = f"""
+import sys
+sys.path.insert(0, {layout.BOOT!r})
+from lockgate.runtimes.container import template
+serve, *ready = template.main(sys.argv[1:])
+del template
+serve(*ready)
+"""
 
 
 class Launcher:
@@ -157,8 +166,7 @@ class Launcher:
         os.dup2(ctl, layout.FD_CTL)
         os.dup2(proc, layout.FD_PROC)
         process.close_from(layout.FD_PROC + 1)
-        code = f"import sys; sys.path.insert(0, {layout.BOOT!r}); from lockgate.runtimes.container import template; "
-        argv = ["python3", "-I", "-S", "-B", "-X", "utf8", "-c", code + "template.main(sys.argv[1:])"]
+        argv = ["python3", "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
         settings = json.dumps(
             {
                 "root": self.root,
@@ -185,7 +193,7 @@ def _copy(source: int, target: Path) -> None:
     if target.exists():
         os.close(source)
         return
-    with open(source, "rb") as reader, target.open("wb") as writer:  # noqa: PTH123 - a descriptor
+    with open(source, "rb") as reader, target.open("wb") as writer:
         while chunk := reader.read(1 << 20):
             writer.write(chunk)
         target.chmod(0o644 if target.suffix == ".py" else 0o755)

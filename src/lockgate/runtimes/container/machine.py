@@ -249,7 +249,7 @@ class ContainerMachine:
     def _result(self, body: bytes) -> MachineEvent:
         try:
             claim = _claims.decode(body)
-            value: bytes | None = bytes(claim.value)
+            raw = bytes(claim.value)
             _anything.decode(claim.value)  # so that no later reader of the value can fail where this one did not
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
             return self._failed("protocol", 0, f"the result is not what a slot sends: {type(error).__name__}")
@@ -258,21 +258,20 @@ class ContainerMachine:
         if any(not 0 < count < 1 << 53 for count in claim.truncated.values()):
             return self._failed("protocol", 0, "the result counts dropped bytes that cannot be")
         truncated = dict(claim.truncated)
-        if value == b"null":
-            value = None
-        elif value is not None and len(value) > self._caps.value:
+        value = None if raw == b"null" else raw
+        if value is not None and len(value) > self._caps.value:
             truncated["value"], value = len(value), None
         text, dropped = _cut(claim.text, self._caps.value)
         if dropped:
             truncated["text"] = truncated.get("text", 0) + dropped
         if "text" in truncated:
             text += f"… [{truncated['text']} bytes dropped]"
-        error = claim.error
-        if error is not None:
-            error = ErrorInfo(
-                name=_cut(error.name, layout.ERROR_NAME_BYTES)[0],
-                message=_cut(error.message, layout.ERROR_MESSAGE_BYTES)[0],
-                traceback=_cut(error.traceback, 2 * layout.ERROR_TRACEBACK_BYTES)[0],
+        info = claim.error
+        if info is not None:
+            info = ErrorInfo(
+                name=_cut(info.name, layout.ERROR_NAME_BYTES)[0],
+                message=_cut(info.message, layout.ERROR_MESSAGE_BYTES)[0],
+                traceback=_cut(info.traceback, 2 * layout.ERROR_TRACEBACK_BYTES)[0],
             )
         self._state = "done"
-        return MachineResult(value=value, text=text, error=error, exit_code=claim.exit_code, truncated=truncated)
+        return MachineResult(value=value, text=text, error=info, exit_code=claim.exit_code, truncated=truncated)

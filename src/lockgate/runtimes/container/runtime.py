@@ -11,11 +11,8 @@ import errno
 import os
 import random
 import resource
-import select
 import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -26,15 +23,8 @@ from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.run import Rung
 from lockgate.runtimes.container import layout, plan
 from lockgate.runtimes.container.handle import ContainerTemplate, answers
-from lockgate.runtimes.container.machine import ContainerMachine
-from lockgate.runtimes.protocol import (
-    Boundary,
-    MachineFailed,
-    MachineReady,
-    MachineResult,
-    TemplateSpec,
-    Unavailable,
-)
+from lockgate.runtimes.protocol import Boundary, TemplateSpec, Unavailable
+from lockgate.runtimes.single import run_once
 
 START_SECONDS: Final = 60.0  # preloading pandas on a cold disk takes seconds
 PROBE_SECONDS: Final = 10.0
@@ -45,7 +35,7 @@ _TRIES: Final = 64
 
 _USERNS_FIX: Final = (
     "allow user namespaces: kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, "
-    "kernel.apparmor_restrict_unprivileged_userns=0 (sysctl); inside a container, a seccomp profile that permits unshare"
+    "kernel.apparmor_restrict_unprivileged_userns=0 (sysctl); in a container, a seccomp profile that permits unshare"
 )
 
 
@@ -105,11 +95,24 @@ class ContainerRuntime:
         except (CannotIsolate, HostFault) as error:
             return Unavailable(missing=error.message, fix=error.next_step)
         try:
-            return _run_once(template)
+            outcome = run_once(template, b"6*7", Bounds(wall=PROBE_SECONDS))
         except HostFault as error:
             return Unavailable(missing=error.message, fix=error.next_step)
         finally:
             template.close()
+        if outcome.result is not None and outcome.result.value == b"42":
+            return None
+        if outcome.failed is None:
+            return Unavailable(
+                missing="a sandbox that answers in time", fix="look for a host that is out of CPU or memory"
+            )
+        failed = outcome.failed
+        return Unavailable(
+            missing=f"a sandbox that works ({failed.step}: {failed.detail or os.strerror(failed.errno)})",
+            fix=_USERNS_FIX
+            if failed.step in {"clone", "maps"}
+            else "report these words: the step is refused on this host",
+        )
 
 
 def raise_descriptor_limit() -> None:
@@ -218,39 +221,3 @@ def _explained(step: str, code: int, detail: str) -> CannotIsolate | HostFault:
             next_step="keep the interpreter and the package sets where this user can read them",
         )
     return HostFault(f"the template failed at {step}: {detail}", next_step="run `lockgate doctor`")
-
-
-def _run_once(template: ContainerTemplate) -> Unavailable | None:
-    """Ask for a machine, run `6*7` in it, check the answer; every wait has the probe's deadline."""
-    deadline = time.monotonic() + PROBE_SECONDS
-    machine = template.request(Bounds())
-    failure: MachineFailed | None = None
-    try:
-        poll = select.poll()
-        poll.register(template.fileno(), select.POLLIN)
-        poll.register(machine.control, select.POLLIN)
-        while failure is None:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                failure = MachineFailed(step="wait", errno=errno.ETIMEDOUT, detail="no answer in time")
-                break
-            failed = [one for one in template.on_readable() if isinstance(one, MachineFailed)]
-            failure = failed[0] if failed else None
-            for event in [] if failed else machine.on_control():
-                if isinstance(event, MachineReady):
-                    machine.send_code(b"6*7", Bounds())
-                elif isinstance(event, MachineResult):
-                    if event.value == b"42":
-                        return None
-                    failure = MachineFailed(step="run", errno=0, detail="6*7 was not 42")
-                else:
-                    failure = event
-    finally:
-        machine.kill()
-        machine.close()
-    return Unavailable(
-        missing=f"a sandbox that works ({failure.step}: {failure.detail or os.strerror(failure.errno)})",
-        fix=_USERNS_FIX
-        if failure.step in {"clone", "maps"}
-        else f"run `lockgate doctor` on {sys.platform} with these words",
-    )

@@ -27,6 +27,7 @@ STEPS = (
     "maps", "ids", "deathsig", "tmpfs", "proc", "hostname", "fds", "rlimits", "cwd",
     "no_new_privs", "landlock", "caps", "dumpable", "mdwe", "seccomp", "warmup",
 )  # fmt: skip
+Serve = Callable[[dict[str, Any], int, bool], NoReturn]
 _TMPFS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _NOFILE = 256
 
@@ -45,7 +46,7 @@ class Job:
     filter: Filter
     fail: str
     open: bool
-    serve: Callable[[dict[str, Any], int, bool], NoReturn]
+    serve: Serve
 
 
 class Stages:
@@ -66,11 +67,10 @@ class Stages:
             raise OSError(1, "made to fail by the template's argument")
 
 
-def enter(job: Job) -> NoReturn:
-    """Be the slot: S1 (second half) to S16, then the guest's S17 and S18."""
+def enter(job: Job) -> tuple[Serve, dict[str, Any], int, bool]:
+    """Be the slot: S1 (second half) to S16. Returns what is left to call, with nothing of ours on the stack."""
     stages = Stages(job.fail)
     control = job.fds[1]
-    name = ""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         stages.next("maps")
@@ -92,12 +92,10 @@ def enter(job: Job) -> NoReturn:
         os.umask(0o077)
         facts = _confine(job, stages)
         stages.next("warmup")
-        facts["stages_us"] = stages.microseconds
-        name, serve, cold, since = stages.name, job.serve, job.cold, time.perf_counter_ns()
-        del job, stages
-        serve(facts, since, cold)
     except BaseException as error:  # noqa: BLE001 - fail closed on anything
-        _fail(control, name or stages.name, error)
+        _fail(control, stages.name, error)
+    facts["stages_us"] = stages.microseconds
+    return job.serve, facts, time.perf_counter_ns(), job.cold
 
 
 def _maps(job: Job) -> None:
@@ -122,7 +120,7 @@ def _own_view(job: Job, stages: Stages) -> None:
     # S6. The template's procfs is mounted nowhere, so there is nothing to cover; check that it stays so.
     if job.open:
         mounts.mount("proc", "/proc", _TMPFS)
-    elif os.listdir("/proc"):
+    elif os.listdir("/proc"):  # noqa: PTH208 - names are enough
         raise OSError(1, "/proc is not empty")
     stages.next("hostname")
     mounts.set_hostname(layout.HOSTNAME)

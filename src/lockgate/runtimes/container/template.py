@@ -24,7 +24,7 @@ import socket
 import sys
 import sysconfig
 import types
-from typing import Any, NoReturn
+from typing import Any
 
 from lockgate.kernel import landlock_unsafe as landlock
 from lockgate.kernel import mounts_unsafe as mounts
@@ -38,7 +38,7 @@ from lockgate.runtimes.container import layout, slot
 STDLIB_PRELOAD = """abc ast asyncio base64 binascii bisect calendar collections contextlib copy csv dataclasses datetime
 decimal difflib enum fractions functools hashlib heapq html importlib inspect io itertools json linecache locale logging
 math operator os pathlib random re shutil socket statistics string struct tempfile textwrap threading time timeit
-traceback types typing unicodedata urllib.parse uuid warnings zlib zoneinfo""".split()
+traceback types typing unicodedata urllib.parse uuid warnings zlib zoneinfo"""
 
 
 class Template:
@@ -81,7 +81,7 @@ class Template:
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         stdlib = f"{layout.STDLIB}/{version}"
         sys.path[:] = [stdlib, f"{stdlib}/lib-dynload", layout.PACKAGES]
-        for name in (*STDLIB_PRELOAD, *self.preload):
+        for name in (*STDLIB_PRELOAD.split(), *self.preload):
             self.step = f"preload {name}"
             importlib.import_module(name)
         self.step = "seal"
@@ -90,6 +90,8 @@ class Template:
         sys.orig_argv[:] = ["python3"]
         sysconfig._CONFIG_VARS = None  # type: ignore[attr-defined]  # noqa: SLF001 - rebuilt on use
         shutil.rmtree(layout.BOOT)
+        for name in [one for one in sys.modules if one.partition(".")[0] == "lockgate"]:
+            del sys.modules[name]  # done here, not in each slot: what nothing frees there costs no page there
         sys.path_importer_cache.clear()
         if self.open:
             mounts.attach(layout.FD_PROC, "/proc")
@@ -102,7 +104,7 @@ class Template:
         extra = [int(one) for one in _proc_list("self/fd") if int(one) > layout.FD_PROC and _is_open(int(one))]
         if extra:
             raise OSError(9, f"unexpected descriptors {extra}")
-        with open(_proc_open("self/statm", os.O_RDONLY), encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+        with open(_proc_open("self/statm", os.O_RDONLY), encoding="utf-8") as file:
             self.image = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps slots
         gc.collect()
@@ -124,8 +126,6 @@ class Template:
             if not message:
                 os._exit(0)
             try:
-                if len(fds) != layout.SLOT_DESCRIPTORS:
-                    raise OSError(9, f"{len(fds)} descriptors with a request, not {layout.SLOT_DESCRIPTORS}")
                 job = self.spawn(json.loads(message), fds)
             except (OSError, ValueError, KeyError) as error:
                 code = getattr(error, "errno", None) or 0
@@ -146,6 +146,9 @@ class Template:
 
     def spawn(self, request: dict[str, Any], fds: list[int]) -> slot.Job | None:
         """S1 and the template's half of S2: clone, write the slot's maps, report it. In the slot, return its job."""
+        self.step = "request"
+        if len(fds) != layout.SLOT_DESCRIPTORS:
+            raise OSError(9, f"{len(fds)} descriptors with a request, not {layout.SLOT_DESCRIPTORS}")
         self.step = "clone"
         if len(_proc_list("self/task")) != 1:
             raise OSError(11, "the template has more than one thread")
@@ -261,7 +264,7 @@ def _proc_write(name: str, data: bytes) -> None:
 def _proc_list(name: str) -> list[str]:
     fd = _proc_open(name, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return os.listdir(fd)
+        return os.listdir(fd)  # noqa: PTH208 - a descriptor
     finally:
         os.close(fd)
 
@@ -276,8 +279,12 @@ def _seen_as(pidfd: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(b"Pid:"))
 
 
-def main(argv: list[str]) -> NoReturn:
-    """Run the template; in a slot, go on as that slot with nothing of the template on the stack."""
+def main(argv: list[str]) -> tuple[slot.Serve, dict[str, Any], int, bool]:
+    """Run the template; return only in a hardened slot, with what is left to call.
+
+    The caller is the one-line program of launcher.py: code of a run that walks its callers' frames finds that line and
+    the guest's own.
+    """
     process.die_with_parent()
     process.set_dumpable(1)
     template: Template | None = None
@@ -293,5 +300,4 @@ def main(argv: list[str]) -> NoReturn:
         with contextlib.suppress(OSError), socket.socket(fileno=layout.FD_CTL) as ctl:
             ctl.send(json.dumps({"error": step, "errno": code, "detail": detail}).encode())
         os._exit(layout.STATUS_HARDENING_FAILED)
-    del template, facts, argv
-    slot.enter(job)
+    return slot.enter(job)
