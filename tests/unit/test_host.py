@@ -90,13 +90,13 @@ def test_there_is_no_other_way_to_a_host() -> None:
     host = Host.parse(b"a.example")
     assert isinstance(host, Host)
     with pytest.raises(TypeError):
-        Host("a.example")
+        Host("a.example")  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        Endpoint(host, 443)
+        Endpoint(host, 443)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         pickle.dumps(host)
     with pytest.raises(AttributeError):
-        host.text = "b.example"  # type: ignore[misc]
+        host.text = "b.example"
     with pytest.raises(AttributeError):
         del host.text
     assert copy.deepcopy(host) is host

@@ -147,8 +147,8 @@ _bits = st.sampled_from(
         "x=1",
         "[",
         "]",
-        "。",
-        "／",
+        "\u3002",
+        "\uff0f",
         "xn--bcher-kva",
     ]
 )
