@@ -47,15 +47,19 @@ if TYPE_CHECKING:
     from lockgate.policy import Args as Args
     from lockgate.policy import Cents as Cents
     from lockgate.policy import Id as Id
-    from lockgate.policy import OneOf as OneOf
+    from lockgate.policy import Int as Int
+    from lockgate.policy import ListOf as ListOf
     from lockgate.policy import Operations as Operations
+    from lockgate.policy import PathBeneath as PathBeneath
     from lockgate.policy import Result as Result
     from lockgate.policy import Scope as Scope
     from lockgate.policy import Text as Text
+    from lockgate.policy import Url as Url
     from lockgate.policy import at_least as at_least
     from lockgate.policy import at_most as at_most
     from lockgate.policy import budget as budget
     from lockgate.policy import length as length
+    from lockgate.policy import less_than as less_than
     from lockgate.policy import matches as matches
     from lockgate.policy import minutes as minutes
     from lockgate.policy import more_than as more_than
@@ -101,15 +105,19 @@ _HOME: Final[dict[str, str]] = {
     "Args": "lockgate.policy",
     "Cents": "lockgate.policy",
     "Id": "lockgate.policy",
-    "OneOf": "lockgate.policy",
+    "Int": "lockgate.policy",
+    "ListOf": "lockgate.policy",
     "Operations": "lockgate.policy",
+    "PathBeneath": "lockgate.policy",
     "Result": "lockgate.policy",
     "Scope": "lockgate.policy",
     "Text": "lockgate.policy",
+    "Url": "lockgate.policy",
     "at_least": "lockgate.policy",
     "at_most": "lockgate.policy",
     "budget": "lockgate.policy",
     "length": "lockgate.policy",
+    "less_than": "lockgate.policy",
     "matches": "lockgate.policy",
     "minutes": "lockgate.policy",
     "more_than": "lockgate.policy",

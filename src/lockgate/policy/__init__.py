@@ -18,8 +18,8 @@ from lockgate.policy.types import (
     Result,
     Text,
     Token,
-    UrlArg,
 )
+from lockgate.policy.types import UrlArg as Url
 from lockgate.policy.verdict import Charge, Obligations, Verdict
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "Scope",
     "Text",
     "Token",
-    "UrlArg",
+    "Url",
     "Verdict",
     "Where",
     "at_least",
