@@ -173,25 +173,45 @@ def sysconf(name):
 _sysconf = os.sysconf
 
 
-def prepare(cold):
-    """S17: what a run would otherwise pay for, and what must not be shared with other slots."""
+def rehearse(*codes):
+    """Walk the paths of a run once.
+
+    In the template it makes the lazy state that all slots then share; in a slot it copies the pages that a run is
+    going to write, so that no caller waits for that.
+    """
+    for code in codes:
+        run(code, 4096, fresh_main().__dict__)
+    linecache.cache.pop(values.SOURCE_NAME, None)
+
+
+def settle():
+    """S17, the part that is the same for every slot; called once, in the template, before the first of them."""
     os.environ.clear()  # noqa: TID251 - the run's own, not a lockgate process's
     os.environ.update(HOME=RUN_DIR, TMPDIR=RUN_DIR)  # noqa: TID251
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # New ones: those of the template were made for a device that can seek.
+    os._exit, os.sysconf = leave, sysconf
+    # Streams ask once what they stand on: it will be pipes.
+    ends = os.pipe()
+    for fd in (1, 2):
+        os.dup2(ends[1], fd)
     sys.stdout = sys.__stdout__ = stream(1)
     sys.stderr = sys.__stderr__ = stream(2)
-    os._exit, os.sysconf = leave, sysconf
+    os.dup2(0, 1)
+    os.dup2(0, 2)
+    for fd in ends:
+        os.close(fd)
+    for _ in range(16):  # the interpreter adapts code after some calls, by writing to it: once here, not per slot
+        rehearse(WARM_VALUE, WARM_ERROR)
+
+
+def prepare(cold):
+    """S17, the part that must not be shared between slots, and the pages that a run would otherwise pay for."""
     host._start()
     random.seed()
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
     if not cold:
-        # Compile, exec, format a traceback, encode, flush once: the pages are copied now, not while a caller waits.
-        for code in (WARM_VALUE, WARM_ERROR):
-            run(code, 4096, fresh_main().__dict__)
-        linecache.cache.pop(values.SOURCE_NAME, None)
+        rehearse(WARM_VALUE)
     return fresh_main()
 
 

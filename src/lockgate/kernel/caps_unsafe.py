@@ -5,7 +5,6 @@ Sources: capabilities(7), capset(2) (header u32 version 0x20080522, i32 pid; dat
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import struct
 from typing import Final
@@ -36,6 +35,4 @@ def drop_all() -> None:
             raise
     call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     call("prctl", _PR_SET_SECUREBITS, SECUREBITS, 0, 0, 0)
-    header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0), 8)
-    data = ctypes.create_string_buffer(bytes(24), 24)
-    call("capset", ctypes.addressof(header), ctypes.addressof(data))
+    call("capset", struct.pack("=Ii", _VERSION_3, 0), bytes(24))

@@ -9,7 +9,6 @@ u64 scoped (8, 16 or 24 bytes by ABI); struct landlock_path_beneath_attr is pack
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from typing import Final
@@ -75,8 +74,7 @@ def confine(version: int, writable: tuple[str, ...], writable_files: tuple[str, 
 
     """
     block = attribute(version)
-    buffer = ctypes.create_string_buffer(block, len(block))
-    ruleset = call("landlock_create_ruleset", ctypes.addressof(buffer), len(block), 0)
+    ruleset = call("landlock_create_ruleset", block, len(block), 0)
     try:
         everything = handled(version) & ~NEVER
         _allow(ruleset, "/", READ)
@@ -92,8 +90,6 @@ def confine(version: int, writable: tuple[str, ...], writable_files: tuple[str, 
 def _allow(ruleset: int, path: str, access: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        rule = path_rule(access, fd)
-        buffer = ctypes.create_string_buffer(rule, len(rule))
-        call("landlock_add_rule", ruleset, _PATH_BENEATH, ctypes.addressof(buffer), 0)
+        call("landlock_add_rule", ruleset, _PATH_BENEATH, path_rule(access, fd), 0)
     finally:
         os.close(fd)

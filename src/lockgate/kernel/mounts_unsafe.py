@@ -6,7 +6,6 @@ mount_attr: u64 attr_set, attr_clr, propagation, userns_fd = 32 bytes.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from typing import Final
 
@@ -69,8 +68,8 @@ def attach(tree: int, target: str) -> None:
 
 def set_attributes(tree: int, attributes: int) -> None:
     """Set ATTR_* on every mount of the detached tree (mount_setattr(2))."""
-    block = ctypes.create_string_buffer(struct.pack("=QQQQ", attributes, 0, 0, 0), 32)
-    call("mount_setattr", tree, b"", AT_EMPTY_PATH | AT_RECURSIVE, ctypes.addressof(block), 32)
+    block = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    call("mount_setattr", tree, b"", AT_EMPTY_PATH | AT_RECURSIVE, block, len(block))
 
 
 def new_filesystem(kind: str, attributes: int, **options: str) -> int:

@@ -21,7 +21,10 @@ Argument = int | bytes | None
 
 
 def call(name: str, *args: Argument) -> int:
-    """Make the system call `name`; integers, addresses (as int), NUL-terminated bytes or None.
+    """Make the system call `name` with integers, addresses (as int), None, or bytes.
+
+    Bytes are passed as the address of their content, NUL-terminated: for names and for structures that the kernel
+    only reads. (A buffer object would make a type of its own in every slot, which costs pages.)
 
     Raises:
         OSError: the kernel refused; `filename` is the call's name.

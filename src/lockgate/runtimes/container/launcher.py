@@ -166,7 +166,7 @@ class Launcher:
         os.dup2(ctl, layout.FD_CTL)
         os.dup2(proc, layout.FD_PROC)
         process.close_from(layout.FD_PROC + 1)
-        argv = ["python3", "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
+        argv = [layout.PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
         settings = json.dumps(
             {
                 "root": self.root,
