@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -100,7 +100,9 @@ class Client:
         self.ident += 1
         return self.ident
 
-    def start(self, code: str, *, stream: bool = False, env: str | None = None, accept: bool = True, **bounds: Any) -> int:
+    def start(
+        self, code: str, *, stream: bool = False, env: str | None = None, accept: bool = True, **bounds: Any
+    ) -> int:
         ident = self.next_id()
         spec = RunSpec(
             ticket=f"t{ident}", code=code, bounds=Bounds(**bounds), env=env, stream=stream, accept_shared_kernel=accept
@@ -151,7 +153,7 @@ class Client:
             for channel in self.broker.channels.values():
                 channel.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

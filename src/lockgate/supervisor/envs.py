@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -275,7 +275,7 @@ def _point(link: Path, digest: str) -> None:
 
 
 @contextlib.contextmanager
-def _workplace(tmp: Path) -> Iterator[Path]:
+def _workplace(tmp: Path) -> Generator[Path]:
     """Yield a directory that is locked while we use it; remove those whose builder is gone."""
     for old in tmp.iterdir():
         with contextlib.suppress(OSError), _locked(old):
@@ -290,7 +290,7 @@ def _workplace(tmp: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Generator[None]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -78,12 +78,18 @@ class Group:
         except OSError:
             return None
 
-    def out_of_memory(self) -> bool:
-        """Whether the kernel ended a task of the group for want of memory, or is about to."""
+    def oom_signalled(self) -> bool:
+        """Whether v1's eventfd says that the group ran out of memory; cheap, and False on v2."""
         if self.oom_fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.oom_fd)
                 return True
+        return False
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel ended a task of the group for want of memory, or is about to."""
+        if self.oom_signalled():
+            return True
         file = "memory.oom_control" if self._layout.version == 1 else "memory.events"
         return self._counter(self._layout.memory, file, "oom_kill ") > 0
 

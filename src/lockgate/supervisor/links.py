@@ -20,8 +20,9 @@ from lockgate.supervisor import loop
 
 _QUEUE_BYTES: Final = 64 * 1024 * 1024
 _QUEUE_PACKETS: Final = 4096
-_RECV: Final = 256 * 1024
 _PACKET: Final = 64 * 1024
+_BUFFER: Final = bytearray(256 * 1024)  # of both links: a buffer of this size is too dear to make anew for a message
+_VIEW: Final = memoryview(_BUFFER)
 
 _encoder: Final = msgspec.json.Encoder()
 _from_agent: Final = msgspec.json.Decoder(wire.AgentToSupervisor)
@@ -107,16 +108,16 @@ class AgentLink:
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(_RECV)
+            got = self._sock.recv_into(_BUFFER)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            got = 0
+        if not got:
             self._end()
             return
         try:
-            bodies = self._decoder.feed(data)
+            bodies = self._decoder.feed(_VIEW[:got])
         except GuestProtocolError:
             self._end()
             return
@@ -238,16 +239,16 @@ class BrokerLink:
 
     def _read(self) -> None:
         try:
-            body = self._sock.recv(_PACKET)
+            got = self._sock.recv_into(_BUFFER, _PACKET)
         except BlockingIOError:
             return
         except OSError:
-            body = b""
-        if not body:
+            got = 0
+        if not got:
             self._end()
             return
         try:
-            message = _from_broker.decode(body)
+            message = _from_broker.decode(_VIEW[:got])
         except msgspec.DecodeError:
             self._end()  # a broker that cannot be understood is as good as gone: fail closed
             return

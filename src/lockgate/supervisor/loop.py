@@ -42,7 +42,7 @@ class Timer:
 class Reactor:
     """Level-triggered epoll with a timer heap on the monotonic clock (epoll(7), seconds)."""
 
-    __slots__ = ("_batch_removed", "_deferred", "_epoll", "_handlers", "_heap", "_limit", "_seq", "_stopped")
+    __slots__ = ("_batch_removed", "_deferred", "_epoll", "_handlers", "_heap", "_leave", "_limit", "_seq", "_stopped")
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -52,6 +52,7 @@ class Reactor:
         self._deferred: list[Callback] = []
         self._seq = 0
         self._limit = _COMPACT
+        self._leave = False
         self._stopped = False
 
     # ---- descriptors
@@ -97,22 +98,27 @@ class Reactor:
 
     # ---- running
     def stop(self) -> None:
-        """Make `run` return after the present turn."""
+        """Make every `run` return, now and from now on."""
         self._stopped = True
+        self._leave = True
+
+    def leave(self) -> None:
+        """Make the present `run` return after the present turn."""
+        self._leave = True
 
     def run(self, until: float | None = None) -> None:
-        """Turn until `stop`, or until the monotonic time `until`."""
-        self._stopped = False
+        """Turn until `leave` or `stop`, or until the monotonic time `until`."""
         while not self._stopped and (until is None or time.monotonic() < until):
-            self.turn(until)
+            if self.turn(until):
+                return
 
-    def turn(self, until: float | None = None) -> None:
-        """Fire what is due, wait for events at most until the next timer, and deliver them."""
+    def turn(self, until: float | None = None) -> bool:
+        """Fire what is due, wait for events at most until the next timer, deliver them; True = asked to leave."""
         self._fire()
         events = self._epoll.poll(self._timeout(until), _BATCH)
+        self._batch_removed.clear()
         if self._heap and self._heap[0][0] <= time.monotonic():
             self._fire()
-        self._batch_removed.clear()
         for fd, mask in events:
             if fd in self._batch_removed:
                 continue
@@ -123,6 +129,8 @@ class Reactor:
             deferred, self._deferred = self._deferred, []
             for callback in deferred:
                 callback()
+        left, self._leave = self._leave, False
+        return left
 
     def close(self) -> None:
         """Close the epoll descriptor and forget everything."""
@@ -132,7 +140,7 @@ class Reactor:
         self._epoll.close()
 
     def _timeout(self, until: float | None) -> float:
-        if self._deferred or self._stopped:
+        if self._deferred or self._leave:
             return 0.0
         when = self._next()
         if until is not None and (when is None or until < when):

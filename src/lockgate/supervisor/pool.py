@@ -216,13 +216,13 @@ class Pool:
             return
         line = max(lines, key=lambda x: (x.waiting, x.hungry, -x.used))
         home = line.home
-        if home is None or home.dead or home.made >= self._recycle:
+        if home is None or home.dead:
             self._start(line)
-            # A worn-out template still serves until its successor is there.
-            if home is None or home.dead or line.home is not home:
-                return
+            return
+        if home.made >= self._recycle:
+            self._start(line)  # the worn-out one serves until its successor is there
         shelf = line.next_shelf()
-        if shelf is not None and home is not None:
+        if shelf is not None:
             self._ask(line, shelf, home)
             if line.waiting:
                 self._kick()
@@ -266,8 +266,9 @@ class Pool:
     def _ask(self, line: Line, shelf: Shelf, home: Home) -> None:
         bounds = shelf.bounds
         if self._layout.pids is not None:
-            # One more than pids.max, so that it is the group which refuses and counts (ADR 0017); the rlimit backs it.
-            bounds = msgspec.structs.replace(bounds, processes=min(bounds.processes + 1, int(CEILINGS["processes"])))
+            # The group refuses and counts; the rlimit only backs it. It counts forks in flight too, so it needs room
+            # for as many again (ADR 0017).
+            bounds = msgspec.structs.replace(bounds, processes=min(2 * bounds.processes, int(CEILINGS["processes"])))
         try:
             machine = home.template.request(bounds)
         except LockgateError as err:
@@ -305,6 +306,9 @@ class Pool:
         slot.machine = machine
         self._reactor.add(machine.control.fileno(), lambda _mask: self._on_control(line, slot))
         self._reactor.add(machine.pidfd, lambda _mask: self._on_end(line, slot))
+        # Watched from now on, not only once a run takes it: that is five system calls less before the code is sent.
+        for fd in (machine.stdout, machine.stderr):
+            self._reactor.add(fd, lambda _mask: self._on_noise(line, slot))
         if self._keeper is None:
             slot.placed = True
         else:
@@ -316,6 +320,8 @@ class Pool:
             slot.placed = True
             slot.group = group
             if not slot.buried:
+                if group.oom_fd >= 0:
+                    self._reactor.add(group.oom_fd, lambda _mask: self._on_noise(line, slot))
                 self._settle(line, slot)
             elif slot not in self.graveyard.dying:  # it died meanwhile; its group is all that is left of it
                 self.graveyard.clear(slot)
@@ -334,6 +340,9 @@ class Pool:
                 detail = event if isinstance(event, MachineFailed) else MachineFailed("ready", 0, "a result came early")
                 self._drop(line, slot, hardening_error(detail))
                 return
+
+    def _on_noise(self, line: Line, slot: Slot) -> None:
+        self._drop(line, slot, hardening_error(MachineFailed("idle", 0, "it wrote or ran out of memory before a run")))
 
     def _on_end(self, line: Line, slot: Slot) -> None:
         slot.dead = True

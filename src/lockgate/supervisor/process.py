@@ -69,18 +69,21 @@ class Supervisor:
         settings = self._engine.settings
         key: Key | None = None
         outcome: list[LockgateError | None] = []
+
+        def warm(error: LockgateError | None) -> None:
+            outcome.append(error)
+            self._reactor.leave()
+
         try:
             key = self._engine.key(settings.rung, settings.env)
         except LockgateError as err:
             outcome.append(err)
         else:
             if settings.pool > 0:
-                self._engine.when_warm(key, 1, START_SECONDS, outcome.append)
+                self._engine.when_warm(key, 1, START_SECONDS, warm)
+                self._reactor.run(time.monotonic() + START_SECONDS + 1)
             else:
                 outcome.append(None)
-        deadline = time.monotonic() + START_SECONDS + 1
-        while not outcome and time.monotonic() < deadline and self._agent.open:
-            self._reactor.turn(deadline)
         error = outcome[0] if outcome else None
         if key is not None and error is None:
             self._engine.pool.target(key, settings.pool)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -181,7 +182,7 @@ class Run:
         self._stdout = self._stream("stdout", machine.stdout, push)
         self._stderr = self._stream("stderr", machine.stderr, push)
         if slot.group is not None and slot.group.oom_fd >= 0:
-            reactor.add(slot.group.oom_fd, self._on_memory)
+            reactor.handler(slot.group.oom_fd, self._on_memory)
         self._watch = Watch(reactor, slot, bounds, rss=self._key.memory_by_rlimit, on_limit=self._kill)
         self._sent = time.monotonic()
         self._timer = reactor.at(self._sent + bounds.wall, self._on_wall)
@@ -190,9 +191,9 @@ class Run:
         self._code = b""
 
     def _stream(self, name: str, fd: int, push: Callable[[str, bytes], None] | None) -> Stream:
-        on_piece = None if push is None else lambda data: push(name, data)
-        stream = Stream(fd, keep=self._bounds.output, kill=self._bounds.output_kill, push=on_piece)
-        self._deck.reactor.add(fd, lambda _mask: self._on_output(stream))
+        piece = None if push is None else partial(push, name)
+        stream = Stream(fd, keep=self._bounds.output, kill=self._bounds.output_kill, push=piece)
+        self._deck.reactor.handler(fd, lambda _mask: self._on_output(stream))
         return stream
 
     def _push(self, name: str, data: bytes) -> None:
@@ -206,7 +207,7 @@ class Run:
             self._deck.reactor.remove(stream.fd)
 
     def _on_memory(self, _mask: int) -> None:
-        if self.slot is not None and self.slot.group is not None and self.slot.group.out_of_memory():
+        if self.slot is not None and self.slot.group is not None and self.slot.group.oom_signalled():
             self._kill("memory")
 
     def _on_wall(self) -> None:
@@ -258,7 +259,7 @@ class Run:
             return
         outcome = clean(result, self._bounds.value)
         killed_by: KilledBy | None = None
-        if slot.group is not None and slot.group.oom_fd >= 0 and slot.group.out_of_memory():
+        if slot.group is not None and slot.group.oom_signalled():
             killed_by = "memory"
         elif blames_processes(outcome.error) and slot.group is not None and slot.group.refusals() > 0:
             killed_by = "processes"

@@ -20,11 +20,12 @@ from lockgate.supervisor.slot import Slot
 
 _TICK: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_CORES: Final = float(os.cpu_count() or 1)
 _LONGEST: Final = 0.25
 _SHORTEST: Final = 0.01
 _RSS_EVERY: Final = 0.02
 # A run is ended as a fork bomb when the kernel refused it this many tasks over this long a time (ADR 0017).
-BOMB_REFUSALS: Final = 1000
+BOMB_REFUSALS: Final = 500
 BOMB_SECONDS: Final = 2.0
 
 Trigger = Literal["cpu", "memory", "processes"]
@@ -90,8 +91,7 @@ class Watch:
         self._on_limit = on_limit
         self._tree: ProcessTree | None = None
         self._refused: float | None = None
-        cores = float(os.cpu_count() or 1)
-        self._cores = min(cores, bounds.cpu_share) if slot.group is not None else cores
+        self._cores = min(_CORES, bounds.cpu_share) if slot.group is not None else _CORES
         self._base = self._seconds()
         self._timer: Timer | None = reactor.after(self._pause(0.0), self._look)
 
