@@ -8,9 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import emit, row
-
 import lockgate as lg
+from common import emit, row
 
 COUNT = 1000
 KINDS = {

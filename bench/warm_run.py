@@ -7,9 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import BARE_PYTHON, bare_python, emit, row
-
 import lockgate as lg
+from common import BARE_PYTHON, bare_python, emit, row
 
 COUNT = 300
 
