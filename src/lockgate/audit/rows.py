@@ -31,8 +31,9 @@ Phase = Literal[
 Value = str | int | float | bool | None
 
 ROW_BYTES: Final = 64 * 1024
-CLIP_CHARS: Final = 512
-_ENTRIES: Final = 32
+CLIP_CHARS: Final = 256
+_SHORT: Final = 64
+_ENTRIES: Final = 16
 _MARK: Final = "…[clipped]"
 
 
@@ -139,6 +140,16 @@ def encode(row: Row) -> bytes:
     return body if len(body) <= ROW_BYTES else _row.encode(clipped(row))
 
 
+def stamp(body: bytes, audit_id: str, at: float, mono: float) -> bytes:
+    """Return the stored bytes of an encoded row: its id first, so that a row is found by a prefix, then its clocks."""
+    return f'{{"id":"{audit_id}","at":{at:.6f},"mono":{mono:.6f},'.encode() + body[1:]
+
+
+def unstored(row: StoredRow, **changes: Any) -> Row:
+    """Return what `row` said before it was stored, with some fields changed."""
+    return Row(**{**{name: getattr(row, name) for name in Row.__struct_fields__}, **changes})
+
+
 def decode(body: bytes) -> StoredRow:
     """Return the row in `body`.
 
@@ -157,8 +168,8 @@ def clipped(row: Row) -> Row:
         value = getattr(row, name)
         if isinstance(value, str):
             changes[name] = clip(value)
-    changes["args"] = {clip(str(key)): _flat(value) for key, value in list(row.args.items())[:_ENTRIES]}
-    detail = {clip(str(key)): _flat(value) for key, value in list(row.detail.items())[:_ENTRIES]}
+    changes["args"] = {clip(str(key), _SHORT): _flat(value) for key, value in list(row.args.items())[:_ENTRIES]}
+    detail = {clip(str(key), _SHORT): _flat(value) for key, value in list(row.detail.items())[:_ENTRIES]}
     return msgspec.structs.replace(row, **changes, detail={**detail, "clipped": True})
 
 
@@ -184,5 +195,5 @@ def _flat(value: object) -> Value:
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
-        return value if -(2**63) <= value < 2**63 else clip(hex(value))
-    return clip(value if isinstance(value, str) else repr(value))
+        return value if -(2**63) <= value < 2**63 else clip(hex(value), _SHORT)
+    return clip(value if isinstance(value, str) else repr(value), _SHORT)

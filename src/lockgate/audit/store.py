@@ -5,16 +5,13 @@ Rule 2: the writer keeps the head in memory: a row that somebody else put in, to
         lives is a conflict at the next row, never a chain that silently goes on from it.
 Rule 3: only `rows` is chained. `intents`, `outcomes`, `sources` and `head` are indexes over it, and `verify` checks
         them against it.
-Rule 4: the file is ours alone: mode 0600, one link, no symbolic link, locked against a second writer.
+Rule 4: a file that was replaced under the writer, or does not end where it says, is never written on.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
-import stat
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,12 +19,11 @@ from typing import Final
 
 from lockgate.audit import rows
 from lockgate.audit.chain import EMPTY, Head, link
+from lockgate.audit.place import claim_file, explain, unusable
 from lockgate.audit.wire import Existing, State
-from lockgate.contract.errors import AuditUnavailable
 
 APPLICATION_ID: Final = 0x6C676174  # "lgat"
 SCHEMA_VERSION: Final = 1
-LOCK_SECONDS: Final = 5.0
 _WAL_PAGES: Final = 2000
 
 _SCHEMA: Final = """
@@ -75,14 +71,18 @@ class Store:
         self._pending: list[tuple[int, bytes, bytes]] = []
         self._at = EMPTY
         self._full: bool | None = None
-        self._guard, self._inode = _claim_file(path)
+        self._guard, self._inode = claim_file(path)
         try:
             self._db = sqlite3.connect(
                 _uri(path), uri=True, isolation_level=None, timeout=2.0, cached_statements=64, check_same_thread=False
             )
             self._prepare()
         except sqlite3.Error as error:
+            os.close(self._guard)
             raise explain(error, path) from None
+        except BaseException:
+            os.close(self._guard)
+            raise
 
     def _prepare(self) -> None:
         db = self._db
@@ -98,10 +98,10 @@ class Store:
         if application == 0 and tables == 0:
             db.executescript(_SCHEMA)
         elif application != APPLICATION_ID:
-            raise _unusable(f"{self.path} is a database, but not an audit file", "give [audit] path another name")
+            raise unusable(f"{self.path} is a database, but not an audit file", "give [audit] path another name")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:
-            raise _unusable(
+            raise unusable(
                 f"{self.path} has audit schema {version}, this program writes {SCHEMA_VERSION}",
                 "use the program that wrote it, or move the file aside",
             )
@@ -111,7 +111,7 @@ class Store:
         if self.head != (Head(last[0][0], last[0][2]) if last else EMPTY) or (
             len(last) == 2 and link(last[1][2], last[0][0], last[0][1]) != last[0][2]
         ):
-            raise _unusable(
+            raise unusable(
                 f"the end of {self.path} was changed or cut off",
                 "run `lockgate audit verify`, keep the file as evidence and move it aside to begin a new chain",
             )
@@ -203,7 +203,7 @@ class Store:
         try:
             return rows.decode(body)
         except ValueError:  # msgspec's errors are ValueErrors
-            raise _unusable(f"row {seq} of {self.path} is unreadable", "run `lockgate audit verify`") from None
+            raise unusable(f"row {seq} of {self.path} is unreadable", "run `lockgate audit verify`") from None
 
     def open_source(self, source: str) -> None:
         """Note that a client begins to number rows."""
@@ -221,8 +221,9 @@ class Store:
             prefix = f'{{"id":"{source}-'.encode()
             last = 0
             for (body,) in self._db.execute("SELECT body FROM rows WHERE seq >= ? ORDER BY seq DESC", (first,)):
-                if body.startswith(prefix):
-                    last = rows.decode(body).number
+                number = body[len(prefix) :].partition(b'"')[0]
+                if body.startswith(prefix) and number.isdigit():
+                    last = int(number)
                     break
             out.append((source, last))
         return out
@@ -234,9 +235,12 @@ class Store:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
-        """Close the database; the lock goes with the process."""
+        """Close the database and give the lock back; idempotent."""
         with suppress(sqlite3.Error):
             self._db.close()
+        if self._guard >= 0:
+            os.close(self._guard)
+            self._guard = -1
 
     def _write_rows(self) -> None:
         if self._pending:
@@ -254,28 +258,10 @@ class Store:
         """Refuse to store into a file that was removed or replaced under us."""
         found = self.path.lstat()
         if (found.st_dev, found.st_ino) != self._inode:
-            raise _unusable(
+            raise unusable(
                 f"{self.path} was replaced while it was written",
                 "find out by whom; move the new file aside and restart the gate",
             )
-
-
-def explain(error: Exception, path: Path) -> AuditUnavailable:
-    """Return the typed error for a failure of SQLite or of the file system."""
-    if isinstance(error, FileNotFoundError):
-        return _unusable(f"{path} was removed while it was written", "find out by whom, then restart the gate")
-    name = getattr(error, "sqlite_errorname", "") or getattr(error, "strerror", "") or type(error).__name__
-    if name == "SQLITE_FULL":
-        return _unusable(f"the disk under {path} is full", "free space there; no write runs until a row fits")
-    if name.startswith("SQLITE_IOERR"):
-        return _unusable(
-            f"{path} cannot be written ({name})", "look at that disk, its quota and the file-size limit of the gate"
-        )
-    if name in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
-        return _unusable(f"{path} is locked by another program", "close what has it open for writing")
-    if name.startswith("SQLITE_CONSTRAINT"):
-        return _unusable(f"{path} was changed by another program", "run `lockgate audit verify`")
-    return _unusable(f"{path} cannot be written ({name})", "run `lockgate audit verify` and look at the disk")
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -289,53 +275,5 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
-def _unusable(message: str, next_step: str) -> AuditUnavailable:
-    return AuditUnavailable(message, next_step=next_step)
-
-
 def _uri(path: Path) -> str:
     return f"{path.absolute().as_uri()}?mode=rw"
-
-
-def _claim_file(path: Path) -> tuple[int, tuple[int, int]]:
-    """Make or open the file safely and lock it; returns the descriptor, never to be closed, and device and inode.
-
-    The lock is flock(2), which SQLite does not use. Closing any descriptor of the file would drop SQLite's own POSIX
-    locks (fcntl(2), "Record locks ... released if the process closes any file descriptor"), so this one stays open.
-    """
-    parent = path.parent
-    try:
-        if not parent.exists():
-            parent.mkdir(mode=0o700)
-        folder = parent.stat()
-        if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
-            raise _unusable(f"anybody may write in {parent}", f"run `chmod o-w {parent}` or choose another directory")
-        new = not path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise _unusable(f"{path} is not a regular file with one name", "choose another path for the audit file")
-        if found.st_uid not in {os.geteuid(), 0}:
-            raise _unusable(f"{path} belongs to uid {found.st_uid}", "choose a file of your own")
-        if found.st_mode & 0o077:
-            raise _unusable(f"others may open {path} (mode {found.st_mode & 0o777:04o})", f"run `chmod 600 {path}`")
-        if new:
-            folder_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            os.fsync(folder_fd)
-            os.close(folder_fd)
-    except OSError as error:
-        raise _unusable(
-            f"the audit file {path} cannot be opened ({error.strerror})", "choose a place that you may write"
-        ) from None
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:  # the writer of a gate that just ended may still be storing what was in its pipe
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise _unusable(
-                    f"another gate writes to {path}", "stop it, or give this one its own audit file"
-                ) from None
-            time.sleep(0.01)
-        else:
-            return fd, (found.st_dev, found.st_ino)

@@ -8,8 +8,7 @@ Rule 4: rows outlive the broker: the end of the stream is handled after everythi
         for a writer that was killed, every intent without an outcome gets a row of phase "unknown".
 Rule 5: this process holds the database and nothing else: it spawns nothing, connects to nothing, knows no secret.
 
-Batching: the writer naps for `NAP_MS` when rows come that nobody waits for, and takes them all at once; the client
-rings a bell (an eventfd) when somebody waits, which ends the nap.
+Batching: what waits goes into one transaction. Rows that nobody waits for are let gather for a moment (`stream`).
 """
 
 from __future__ import annotations
@@ -30,44 +29,14 @@ import msgspec
 
 from lockgate.audit import rows, wire
 from lockgate.audit.store import Store, ranges
+from lockgate.audit.stream import Frame, Stream
 from lockgate.contract.errors import AuditUnavailable
 
-NAP_MS: Final = 2
 RETRY_MS: Final = 250
 IDLE_MS: Final = 1000
 LAST_TRY_SECONDS: Final = 5.0
-BATCH_BYTES: Final = 1024 * 1024
 RETAIN_BYTES: Final = 8 * 1024 * 1024
 _RANGES_A_ROW: Final = 200
-_CHUNK: Final = 256 * 1024
-
-
-class _Who(msgspec.Struct):
-    """What the writer checks of every row before it takes it; the broker made it, but this is another process."""
-
-    id: str
-    user: str
-    agent: str
-    run: str
-    phase: rows.Phase
-
-
-class _Frame(msgspec.Struct):
-    kind: int
-    request: int
-    n: int
-    head: bytes
-    body: bytes
-
-
-class _Broken(Exception):
-    """The stream is none of an `AuditClient`."""
-
-
-_who: Final = msgspec.json.Decoder(_Who)
-_intent: Final = msgspec.msgpack.Decoder(wire.IntentHead)
-_outcome: Final = msgspec.msgpack.Decoder(wire.OutcomeHead)
-_json: Final = msgspec.json.Encoder()
 
 
 class Writer:
@@ -80,24 +49,17 @@ class Writer:
     """
 
     def __init__(self, sock: socket.socket, store: Store) -> None:
-        sock.setblocking(False)
         self._sock = sock
+        self._stream = Stream(sock)
         self._store = store
-        self._buffer = bytearray()
-        self._bell = -1
-        self._source = ""
-        self._last = 0
-        self._ended = False
+        self._opened = False
         self._failing: AuditUnavailable | None = None
-        self._retained: list[_Frame] = []
+        self._retained: list[Frame] = []
         self._retained_bytes = 0
         self._refused: list[int] = []
-        self._self = os.urandom(wire.SOURCE_CHARS // 2).hex()
+        self._name = os.urandom(wire.SOURCE_CHARS // 2).hex()
         self._own = 0
         self._dirty = False
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
-        self._bell_poll = select.poll()
 
     def repair(self) -> wire.Ready:
         """State what earlier writers left open: intents without outcome, clients whose last rows may be missing."""
@@ -117,112 +79,30 @@ class Writer:
 
     def serve(self) -> int:
         """Store what comes until the client is gone; returns the exit code."""
-        while not self._ended:
-            rang = self._wait()
-            try:
-                frames = self._read()
-            except _Broken as broken:
-                self._store_batch([])
-                self._send(wire.encode_reply(wire.Failed(f"the audit writer was sent {broken}", "restart the gate")))
-                return self._finish() or 1
+        stream = self._stream
+        while not stream.ended:
+            came = stream.wait(RETRY_MS if self._failing is not None else IDLE_MS)
+            frames = stream.read() if came else []
             if frames or self._failing is not None:
                 self._store_batch(frames)
-            elif not rang and self._dirty and not self._ended:
+            elif not came and self._dirty:
                 self._store.checkpoint()
                 self._dirty = False
+        if stream.broken is not None:
+            failed = wire.Failed(f"the audit writer was sent {stream.broken}", "restart the gate; report this")
+            self.send(wire.encode_reply(failed))
+            return self._finish() or 1
         return self._finish()
 
-    # ---- reading --------------------------------------------------------------------------------------------
-    def _wait(self) -> bool:
-        """Wait for rows; returns whether there was any event."""
-        events = self._poll.poll(RETRY_MS if self._failing is not None else IDLE_MS)
-        if self._bell >= 0 and events:
-            if all(fd != self._bell for fd, _ in events):
-                events += self._bell_poll.poll(NAP_MS)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
-        return bool(events)
-
-    def _read(self) -> list[_Frame]:
-        """Take what is there, up to `BATCH_BYTES`, and return its whole frames."""
-        buffer = self._buffer
-        while len(buffer) < BATCH_BYTES or not _whole(buffer):
-            try:
-                data = self._sock.recv(_CHUNK) if self._source else self._hello()
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self._ended = True
-                break
-            buffer += data
-        frames: list[_Frame] = []
-        at = 0
-        with memoryview(buffer) as view:
-            while len(view) - at >= wire.HEADER.size:
-                length, kind, request, n = wire.HEADER.unpack_from(view, at)
-                if length > wire.PAYLOAD_BYTES:
-                    raise _Broken(f"a frame of {length} bytes")
-                begin = at + wire.HEADER.size
-                if len(view) - begin < length:
-                    break
-                at = begin + length
-                if kind != wire.HELLO:
-                    frames.append(self._frame(kind, request, n, bytes(view[begin:at])))
-                elif self._source:
-                    raise _Broken("a second greeting")
-                else:
-                    self._greet(bytes(view[begin:at]))
-        del buffer[:at]
-        return frames
-
-    def _hello(self) -> bytes:
-        """Read the first bytes, which carry the bell."""
-        data, fds, _, _ = socket.recv_fds(self._sock, _CHUNK, 1)
-        for fd in fds:
-            self._bell = fd
-            self._poll.register(fd, select.POLLIN)
-            self._bell_poll.register(fd, select.POLLIN)
-        return data
-
-    def _greet(self, payload: bytes) -> None:
-        source = payload.decode("ascii", "replace")
-        if self._bell < 0 or len(source) != wire.SOURCE_CHARS or not source.isalnum():
-            raise _Broken("a greeting without a name or a bell")
-        try:
-            with self._store.transaction(durable=False):
-                self._store.open_source(source)
-        except AuditUnavailable as error:
-            raise _Broken(f"a greeting that could not be stored: {error.message}") from None
-        self._source = source
-
-    def _frame(self, kind: int, request: int, n: int, payload: bytes) -> _Frame:
-        if not self._source:
-            raise _Broken("a row before the greeting")
-        head = b""
-        if kind in {wire.INTENT, wire.OUTCOME}:
-            (length,) = wire.LENGTH.unpack_from(payload) if len(payload) >= wire.LENGTH.size else (len(payload),)
-            head, payload = payload[wire.LENGTH.size :][:length], payload[wire.LENGTH.size + length :]
-        if kind not in {wire.LOOKUP, wire.FLUSH}:
-            try:
-                who = _who.decode(payload)
-            except ValueError:
-                raise _Broken("what is no row") from None
-            if not (who.user and who.agent and who.run):
-                raise _Broken("a row that names nobody")
-            if n != self._last + 1 or who.id != f"{self._source}-{n}":
-                raise _Broken(f"row {who.id!r} where number {self._last + 1} was due")
-            self._last = n
-        return _Frame(kind, request, n, head, payload)
-
     # ---- storing --------------------------------------------------------------------------------------------
-    def _store_batch(self, frames: list[_Frame]) -> None:
+    def _store_batch(self, frames: list[Frame]) -> None:
         """Store one batch and answer it; on failure answer it too, and keep what nobody waits for."""
         durable = any(frame.kind != wire.APPEND for frame in frames)
         own = self._own
         try:
             with self._store.transaction(durable=durable):
+                if not self._opened:
+                    self._store.open_source(self._stream.source)
                 for frame in self._retained:
                     self._store.add(frame.body)
                 self._state_refused()
@@ -231,7 +111,7 @@ class Writer:
             self._own = own
             self._fail(frames, error)
             return
-        self._dirty = True
+        self._opened = self._dirty = True
         self._retained.clear()
         self._retained_bytes = 0
         self._refused.clear()
@@ -243,21 +123,20 @@ class Writer:
         for frame, answer in zip(frames, answers, strict=True):
             if frame.request:
                 out += wire.encode_reply(answer or wire.Stored(frame.request, head.seq, head.hash))
-        self._send(out)
+        self.send(out)
 
-    def _take(self, frame: _Frame) -> wire.Reply | None:
+    def _take(self, frame: Frame) -> wire.Reply | None:
         """Put one frame into the open transaction; returns its answer unless that is plainly `Stored`."""
         store = self._store
         if frame.kind in {wire.APPEND, wire.COMMIT}:
             store.add(frame.body)
-        elif frame.kind == wire.INTENT:
-            claim = _intent.decode(frame.head)
-            existing = store.claim(f"{self._source}-{frame.n}", claim.key, claim.grant, frame.body)
+        elif isinstance(frame.head, wire.IntentHead):
+            existing = store.claim(f"{self._stream.source}-{frame.n}", frame.head.key, frame.head.grant, frame.body)
             if existing is not None:
                 audit_id = self._refuse(frame.body, existing.intent_id, f"{existing.by}_{existing.state}")
                 return wire.Taken(frame.request, msgspec.structs.replace(existing, audit_id=audit_id))
-        elif frame.kind == wire.OUTCOME:
-            end = _outcome.decode(frame.head)
+        elif isinstance(frame.head, wire.OutcomeHead):
+            end = frame.head
             state: wire.State = "released" if end.release else "unknown" if end.status == "unknown" else "done"
             forbidden = store.settle(end.intent, state, end.status, end.result, frame.body)
             if forbidden is not None:
@@ -273,12 +152,16 @@ class Writer:
         return None
 
     def _refuse(self, body: bytes, ref: str, status: str) -> str:
-        """Store a row whose claim was not taken, as that and under its own number."""
-        row = msgspec.structs.replace(rows.decode(body), phase="refused", ref=ref, status=status)
-        self._store.add(_json.encode(row))
+        """Store a row whose claim was not taken, as that and under its own number; returns its id."""
+        try:
+            row = rows.decode(body)
+        except ValueError:
+            raise AuditUnavailable("a row of the broker is unreadable", next_step="report this") from None
+        refused = rows.unstored(row, phase="refused", ref=ref, status=status)
+        self._store.add(rows.stamp(rows.encode(refused), row.id, row.at, row.mono))
         return row.id
 
-    def _fail(self, frames: list[_Frame], error: AuditUnavailable) -> None:
+    def _fail(self, frames: list[Frame], error: AuditUnavailable) -> None:
         """Answer a batch that was not stored."""
         out = bytearray()
         if self._failing is None or self._failing.message != error.message:
@@ -294,56 +177,46 @@ class Writer:
                 out += wire.encode_reply(
                     wire.Rejected(frame.request, transient=True, message=error.message, next_step=error.next_step)
                 )
-        self._send(out)
+        self.send(out)
 
     def _state_refused(self) -> None:
+        """State which numbers were not stored while the store failed."""
         spans = [f"{first}-{last}" for first, last in ranges(self._refused)]
         why = self._failing.message if self._failing is not None else ""
         for at in range(0, len(spans), _RANGES_A_ROW):
-            self._state_gap(self._source, ",".join(spans[at : at + _RANGES_A_ROW]), why)
+            self._state_gap(self._stream.source, ",".join(spans[at : at + _RANGES_A_ROW]), why)
 
     def _state_gap(self, source: str, numbers: str, why: str) -> None:
-        self._state(
-            rows.Row(
-                phase="gap",
-                user="lockgate",
-                agent="audit-writer",
-                run=source,
-                detail={"source": source, "numbers": numbers, "why": rows.clip(why)},
-            )
-        )
+        detail: dict[str, rows.Value] = {"source": source, "numbers": numbers, "why": rows.clip(why)}
+        row = rows.Row(phase="gap", user="lockgate", agent="audit-writer", run=source, detail=detail)
+        self._store.add(self._stamped(row))
 
     def _end_intents(self, why: str) -> int:
         """Close every open intent as `unknown`; returns how many there were."""
         intents = self._store.open_intents()
         for audit_id, row in intents:
-            fields = {name: getattr(row, name) for name in rows.Row.__struct_fields__}
-            fields |= {"phase": "unknown", "ref": audit_id, "status": "unknown", "detail": {"why": why}}
-            self._own += 1
-            self._store.settle(audit_id, "unknown", "unknown", None, self._stamped(rows.Row(**fields)))
+            end = rows.unstored(row, phase="unknown", ref=audit_id, status="unknown", detail={"why": why})
+            self._store.settle(audit_id, "unknown", "unknown", None, self._stamped(end))
         return len(intents)
 
-    def _state(self, row: rows.Row) -> None:
-        self._own += 1
-        self._store.add(self._stamped(row))
-
     def _stamped(self, row: rows.Row) -> bytes:
-        stamp = f'{{"id":"{self._self}-{self._own}","at":{time.time():.6f},"mono":{time.monotonic():.6f},'
-        return stamp.encode() + rows.encode(row)[1:]
+        """Number a row of the writer itself."""
+        self._own += 1
+        return rows.stamp(rows.encode(row), f"{self._name}-{self._own}", time.time(), time.monotonic())
 
     # ---- the end --------------------------------------------------------------------------------------------
     def _finish(self) -> int:
         """Store what is left, close the client's intents and its source; bounded when the disk stays full."""
         deadline = time.monotonic() + LAST_TRY_SECONDS
-        while self._source:
+        while self._stream.source:
             own = self._own
             try:
-                if self._failing is not None:
+                if self._failing is not None or not self._opened:
                     self._store_batch([])
                 if self._failing is None:
                     with self._store.transaction(durable=True):
                         self._end_intents("the broker ended before the outcome came")
-                        self._store.close_source(self._source, self._last)
+                        self._store.close_source(self._stream.source, self._stream.last)
                     break
             except AuditUnavailable as error:
                 self._own = own
@@ -355,7 +228,7 @@ class Writer:
         self._store.close()
         return 0
 
-    def _send(self, data: bytes | bytearray) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         """Answer the client; one that does not read for `LAST_TRY_SECONDS` is treated as gone."""
         rest = memoryview(bytes(data))
         deadline = time.monotonic() + LAST_TRY_SECONDS
@@ -367,14 +240,10 @@ class Writer:
             except BlockingIOError:
                 left = deadline - time.monotonic()
                 if left <= 0 or not writable.poll(left * 1000):
-                    self._ended = True
+                    self._stream.ended = True
                     return
             except OSError:
                 return  # it is gone; what it sent is still read to its end
-
-
-def _whole(buffer: bytearray) -> bool:
-    return len(buffer) >= wire.HEADER.size and len(buffer) - wire.HEADER.size >= wire.HEADER.unpack_from(buffer)[0]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -394,9 +263,10 @@ def main(argv: list[str] | None = None) -> int:
         writer = Writer(sock, Store(options.path.absolute()))
         ready: wire.Ready | wire.Failed = writer.repair()
     except AuditUnavailable as error:
-        sock.sendall(wire.encode_reply(wire.Failed(error.message, error.next_step)))
+        with contextlib.suppress(OSError):
+            sock.send(wire.encode_reply(wire.Failed(error.message, error.next_step)))
         return 1
-    writer._send(wire.encode_reply(ready))  # noqa: SLF001 - the same file
+    writer.send(wire.encode_reply(ready))
     return writer.serve()
 
 
