@@ -4,7 +4,7 @@ Rule 1: algorithm and type are pinned here; the token's header chooses neither (
 Rule 2: claims alone stop nothing: the operation and its identifiers are compared with what the service is about to do.
 Rule 3: an error is a closed code. It never carries the token or a claim.
 
-Sources: RFC 9068 section 4, RFC 8725 (best current practice), RFC 9396.
+Sources: RFC 9068 section 4, RFC 8725 (best current practice), RFC 9396, RFC 9864.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 MAX_TOKEN_BYTES: Final = 8 * 1024
 MAX_LIFE: Final = 60
+_ALGORITHM: Final = "Ed25519"
 _TYPES: Final = ("at+jwt", "application/at+jwt")
 
 Refusal = Literal[
@@ -160,10 +161,14 @@ class Verifier:
         if not token.isascii() or len(token) > MAX_TOKEN_BYTES or token.count(".") != 2:
             raise TokenRefused("malformed")
         try:
-            decoded = jwt.decode(token, self._key, algorithms=["EdDSA"])
+            decoded = jwt.decode(token, self._key, algorithms=[_ALGORITHM])
         except (JoseError, ValueError, TypeError, KeyError):
             raise TokenRefused("signature") from None
-        if decoded.header.get("typ") not in _TYPES or decoded.header.get("alg") != "EdDSA":
+        if (
+            "crit" in decoded.header
+            or decoded.header.get("typ") not in _TYPES
+            or decoded.header.get("alg") != _ALGORITHM
+        ):
             raise TokenRefused("type")
         try:
             return msgspec.convert(decoded.claims, Claims)

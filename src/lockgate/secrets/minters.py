@@ -5,7 +5,7 @@ Rule 1: a token is minted after `authorize()` allowed, lives at most 60 s, and n
 Rule 2: issuer, audience and lifetime are the operator's; nothing that a backend answers can change them.
 Rule 3: the signing key is read again when its lease ends, so a rotated key is taken up without a restart.
 
-Sources: RFC 9068 (at+jwt), RFC 8693 section 4.1 (act), RFC 9396 (authorization_details), RFC 8037 (EdDSA).
+Sources: RFC 9068 (at+jwt), RFC 8693 section 4.1 (act), RFC 9396 (authorization_details), RFC 9864 (the name Ed25519).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from joserfc.jwk import OKPKey
 
 MAX_TTL: Final = 60.0
-_ALGORITHM: Final = "EdDSA"
+_ALGORITHM: Final = "Ed25519"
 
 
 class MintFailed(HostFault):

@@ -1,0 +1,87 @@
+"""One execution of code as the broker sees it: from `Attach` to `CodeClosed`.
+
+Rule 1: it is closed once, when its channel has ended *and* the supervisor said `Detach`, whichever comes second.
+Rule 2: its row is written before the agent is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from lockgate.audit.rows import Phase, Row, Value
+from lockgate.broker.exports import Spool
+from lockgate.broker.runs import Origin, Run, Ticket
+from lockgate.contract import wire
+from lockgate.contract.run import CallRecord, Via
+
+OPERATION: Final = "run.code"
+
+
+class Attachment:
+    """The state of one attached channel.
+
+    Attributes:
+        ticket: its ticket's value. run, bounds: what it may do. origin: what rows say about it.
+        calls: what reached the edge, in order. spool: its exports. intent_id: audit id of its first row.
+        violation: what broke the protocol, or None.
+
+    """
+
+    def __init__(self, ticket: Ticket, attach: wire.Attach) -> None:
+        self.ticket = ticket.value
+        self.run: Run = ticket.run
+        self.bounds = ticket.bounds
+        code: dict[str, Value] = {
+            "code_sha256": attach.code_sha256,
+            "code_bytes": attach.code_bytes,
+            "memory_by": attach.memory_by,
+            "env": attach.env,
+        }
+        self.origin = Origin("code", rung=attach.rung, shared_kernel=attach.shared_kernel, code=code)
+        self.calls: list[CallRecord] = []
+        self.spool = Spool(max_bytes=self.bounds.export, max_files=self.bounds.exports)
+        self.intent_id = ""
+        self.violation: str | None = None
+        self._lock = threading.Lock()
+        self._channel_ended = False
+        self._detach: wire.Detach | None = None
+
+    def row(self, phase: Phase, operation: str | None = OPERATION, *, via: Via | None = "code", **more: object) -> Row:
+        """A row about this execution."""
+        return row(self.run, self.origin, phase, operation, via=via, **more)
+
+    def channel_ended(self) -> wire.Detach | None:
+        """The channel takes no more calls and has none in flight; returns the `Detach` when it came before."""
+        with self._lock:
+            self._channel_ended = True
+            return self._detach
+
+    def detached(self, message: wire.Detach) -> bool:
+        """The supervisor is done with it; True when the channel ended before."""
+        with self._lock:
+            self._detach = message
+            self.origin.over = True
+            return self._channel_ended
+
+
+def row(run: Run, origin: Origin, phase: Phase, operation: str | None, **more: object) -> Row:
+    """A row of `run` that is not about an operation of the registry."""
+    who = run.principal
+    fields: dict[str, object] = {
+        "phase": phase,
+        "user": who.user,
+        "agent": who.agent,
+        "run": run.id,
+        "tenant": who.tenant,
+        "rung": origin.rung,
+        "shared_kernel": origin.shared_kernel,
+        "operation": operation,
+        "scope_hash": run.scope.hash,
+        **more,
+    }
+    return Row(**fields)  # type: ignore[arg-type]
+
+
+Closed = Callable[["Attachment", wire.Detach], None]

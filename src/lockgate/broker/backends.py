@@ -1,0 +1,46 @@
+"""Backends of the configuration, with what mints their tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockgate.config import Config
+from lockgate.contract.errors import ConfigError
+from lockgate.secrets import Store, open_store
+from lockgate.secrets.minters import JwtMinter, Minter
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """One backend: its name, where it listens, what mints its tokens, and their longest life in seconds."""
+
+    name: str
+    url: str | None
+    minter: Minter | None
+    ttl: float
+
+
+def build(config: Config) -> dict[str, Backend]:
+    """Return the backends by name. No secret is read before a call needs it.
+
+    Raises:
+        ConfigError: a key has no reference.
+        SecretUnavailable: there is no store for a reference's scheme.
+
+    """
+    stores: dict[str, Store] = {}
+    found: dict[str, Backend] = {}
+    for name, entry in config.backends.items():
+        minter: Minter | None = None
+        if entry.minter is not None:
+            secret = config.secrets.get(entry.key_name or "")
+            if secret is None or entry.issuer is None or entry.audience is None:
+                raise ConfigError(
+                    f"backends.{name} mints tokens without key, issuer or audience", next_step="give all three"
+                )
+            scheme = secret.ref.partition(":")[0]
+            store = stores.get(scheme) or stores.setdefault(scheme, open_store(secret.ref))
+            minter = JwtMinter(
+                issuer=entry.issuer, audience=entry.audience, ttl=entry.ttl, key_ref=secret.ref, store=store
+            )
+        found[name] = Backend(name, entry.url, minter, entry.ttl)
+    return found

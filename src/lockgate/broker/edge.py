@@ -1,0 +1,477 @@
+"""The edge: the one place from which an operation's function is entered (C2).
+
+Rule 1: the steps below stand in this order and each call takes them, whoever asked. `origin` is copied into rows;
+        nothing here reads it to decide.
+Rule 2: the typed object that was authorized is the object that the function gets. Nothing is parsed twice.
+Rule 3: no durable intent, no write; no row, no answer. A call whose outcome row cannot be written stops the edge until
+        the audit store takes rows again.
+Rule 4: a call ends once: by its thread or by the watchdog, whoever takes its claim.
+Rule 5: no text of an exception, a backend or an argument leaves; a reply is a result of the declared type or a member
+        of `Reason`.
+
+    authorize → look the key up → approval, authorize again → reserve → intent → (mint, backend) → encode, scan →
+    outcome, settle → reply
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from lockgate.audit.client import AuditClient
+from lockgate.audit.rows import Phase, Row, argument_hash
+from lockgate.audit.wire import Existing
+from lockgate.broker import quiet
+from lockgate.broker.approvals import Approvals, Grant
+from lockgate.broker.call import BackendEntry, Call
+from lockgate.broker.outcomes import REASON_OF, SURELY_NOT, Outcome, of_deadline, of_exception
+from lockgate.broker.runs import Origin, Run
+from lockgate.broker.threads import MAX_STUCK, Claim, Threads
+from lockgate.contract.errors import AuditUnavailable, HostFault
+from lockgate.contract.reasons import Reason
+from lockgate.contract.run import CallRecord
+from lockgate.policy import BadArguments, CallRequest, Operation, Reservation, Verdict, authorize
+from lockgate.secrets import leaks
+
+GRACE: Final = 0.25
+"""Seconds after a call's deadline before the watchdog takes it: a connector that keeps time ends it better typed."""
+NAME_CHARS: Final = 64
+_IDENTIFIER_CHARS: Final = 128
+_canonical: Final = msgspec.json.Encoder().encode
+_monotonic: Final = time.monotonic
+
+
+class Abandoned(BaseException):
+    """This thread's call was taken away by the watchdog; it must touch nothing of it and return."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer of the edge: exactly one of `ok` (JSON) and `reason` is set."""
+
+    operation: str
+    audit_id: str
+    ok: bytes | None = None
+    reason: Reason | None = None
+    verdict: Literal["allow", "deny"] = "deny"
+    rule: str | None = None
+    status: str = "denied"
+
+    @property
+    def record(self) -> CallRecord:
+        """The same, as it stands in a run's result."""
+        return CallRecord(self.operation, self.verdict, self.rule, self.reason, self.status, self.audit_id)
+
+
+class _Work:
+    """One call on its way through the edge."""
+
+    __slots__ = (
+        "args",
+        "args_hash",
+        "call",
+        "canonical",
+        "claim",
+        "grant",
+        "intent_id",
+        "key",
+        "late",
+        "name",
+        "operation",
+        "origin",
+        "reservation",
+        "run",
+        "started",
+        "verdict",
+    )
+
+    def __init__(self, run: Run, origin: Origin, name: str, late: Callable[[Reply], None], started: float) -> None:
+        self.run = run
+        self.origin = origin
+        self.name = name
+        self.late = late
+        self.started = started
+        self.operation: Operation | None = None
+        self.args: Any = None
+        self.args_hash = ""
+        self.canonical = b""
+        self.verdict: Verdict | None = None
+        self.key: str | None = None
+        self.grant: Grant | None = None
+        self.reservation: Reservation | None = None
+        self.intent_id = ""
+        self.call: Call | None = None
+        self.claim = Claim()
+
+    @property
+    def effect(self) -> Literal["read", "write"]:
+        """Of the operation; "write" when it is not known, which is the careful answer."""
+        return "write" if self.operation is None or self.operation.effect == "write" else "read"
+
+    def row(self, phase: Phase, **more: Any) -> Row:
+        """A row about this call, complete on every path (user, agent, run, operation, argument hash)."""
+        run, origin, verdict = self.run, self.origin, self.verdict
+        who = run.principal
+        if verdict is not None:
+            more.setdefault("verdict", verdict.effect)
+            more.setdefault("rule", verdict.rule)
+        return Row(
+            phase=phase,
+            user=who.user,
+            agent=who.agent,
+            run=run.id,
+            tenant=who.tenant,
+            via=origin.via,
+            rung=origin.rung,
+            shared_kernel=origin.shared_kernel,
+            operation=self.name,
+            effect=None if self.operation is None else self.effect,
+            scope_hash=run.scope.hash,
+            args_hash=self.args_hash,
+            idempotency_key=self.key,
+            grant_id=None if self.grant is None else self.grant.id,
+            approver=None if self.grant is None else self.grant.approver,
+            **more,
+        )
+
+
+class Edge:
+    """Executes operations.
+
+    Args:
+        audit: where rows go.
+        approvals: who asks people.
+        threads: whose watchdog keeps the deadlines.
+        backends: what operations may call.
+        hash_key: the deployment's key for argument hashes.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        audit: AuditClient,
+        approvals: Approvals,
+        threads: Threads,
+        backends: Mapping[str, BackendEntry],
+        hash_key: bytes,
+    ) -> None:
+        self._audit = audit
+        self._approvals = approvals
+        self._threads = threads
+        self._backends = backends
+        self._hash_key = hash_key
+        self._local = threading.local()
+        self._halted = False
+        self._inside: set[_Work] = set()
+
+    @property
+    def active(self) -> int:
+        """How many calls are inside."""
+        return len(self._inside)
+
+    def call(self, run: Run, origin: Origin, name: str, raw: bytes, late: Callable[[Reply], None]) -> Reply:
+        """Take one call through the edge.
+
+        Args:
+            run: whose call it is; identity, scope and budgets come from here.
+            origin: for the row.
+            name: the operation, as asked for.
+            raw: the JSON of the arguments.
+            late: gets the reply, on another thread, when the call passes its deadline while this thread is stuck.
+
+        Raises:
+            Abandoned: that happened; the reply went to `late`.
+
+        """
+        if len(name) > NAME_CHARS:
+            name = f"{name[:NAME_CHARS]}…"  # no operation is called so; the row need not hold all of it
+        work = _Work(run, origin, name, late, _monotonic())
+        self._inside.add(work)
+        try:
+            if self._halted:
+                self._audit.flush()
+                self._halted = False
+            return self._decide(work, raw)
+        except Exception as error:  # noqa: BLE001 - the audit store failed, or we did: typed, and never with its text
+            self._halted = self._halted or isinstance(error, AuditUnavailable)
+            quiet.tell(error)
+            return self._failed(work)
+        finally:
+            self._inside.discard(work)
+
+    # ---- 2 to 6: may it run -------------------------------------------------------------------------------------
+    def _decide(self, work: _Work, raw: bytes) -> Reply:
+        run = work.run
+        self._type(work, raw)
+        verdict = work.verdict = self._authorize(work)
+        if verdict.effect == "deny":
+            return self._deny(work, verdict)
+        operation = work.operation
+        if operation is None:  # an allow without an operation is no allow
+            return self._deny(work, Verdict("deny", "internal", None, "allowed without operation", "not_available"))
+        if operation.idempotency:
+            work.key = _key(run.principal.tenant, operation, work.args)
+            earlier = self._audit.lookup(work.key)
+            if earlier is not None:
+                return self._repeat(work, earlier)
+        if verdict.effect == "needs_approval":
+            grant = self._approvals.obtain(
+                run, work.origin, operation.name, work.canonical, lambda request: self._asked(work, request)
+            )
+            if not isinstance(grant, Grant):
+                return self._deny(work, verdict, visible=grant, reason="no grant for this exact call")
+            work.grant = grant
+            verdict = work.verdict = self._authorize(work)  # the wait may have outlived the scope
+            if verdict.effect == "deny":
+                return self._deny(work, verdict)
+        if run.over:
+            return self._deny(work, verdict, visible="expired", reason="the run has ended", effect="deny")
+        if self._threads.stuck >= MAX_STUCK or not run.enter():
+            return self._deny(work, verdict, visible="busy", reason="calls in flight", effect="deny")
+        try:
+            work.reservation = run.ledger.reserve(verdict.obligations.charges)
+            if work.reservation is None:
+                return self._deny(
+                    work,
+                    verdict,
+                    visible="budget_exhausted",
+                    reason="budget",
+                    effect="deny",
+                    rule=f"{work.name}.budget",
+                )
+            return self._begin(work, operation)
+        finally:
+            # Also when the watchdog took the call: its outcome is then finished on another thread, and the place is
+            # this thread's until it comes back.
+            run.leave()
+
+    def _type(self, work: _Work, raw: bytes) -> None:
+        """Make the typed object, for operations of the scope alone: others are not told apart from unknown ones."""
+        name = work.name
+        operation = work.run.scope.operations.get(name)
+        if operation is None:
+            work.args_hash = argument_hash(self._hash_key, name.encode("utf-8", "replace").decode(), raw)
+            return
+        work.operation = operation
+        try:
+            work.args = operation.decode_args(raw)
+        except BadArguments as bad:
+            work.args = bad
+            work.args_hash = argument_hash(self._hash_key, name, raw)
+            return
+        work.canonical = _canonical(work.args)
+        work.args_hash = argument_hash(self._hash_key, name, work.canonical)
+
+    def _authorize(self, work: _Work) -> Verdict:
+        request = CallRequest(work.operation, work.name, work.args, _monotonic())
+        return authorize(work.run.principal, request, work.run.scope)
+
+    def _deny(
+        self,
+        work: _Work,
+        verdict: Verdict,
+        *,
+        visible: Reason | None = None,
+        reason: str | None = None,
+        effect: Literal["deny", "needs_approval"] | None = None,
+        rule: str | None = None,
+    ) -> Reply:
+        """Write the denial, then answer: the row is durable before the caller learns anything."""
+        shown: Reason = visible or verdict.visible or "not_available"
+        audit_id = self._audit.commit(
+            work.row(
+                "denied",
+                verdict=effect or verdict.effect,
+                rule=rule or verdict.rule,
+                path=verdict.path,
+                reason=reason or verdict.reason,
+                visible=shown,
+                status="denied",
+                duration=_monotonic() - work.started,
+            )
+        )
+        return Reply(work.name, audit_id, reason=shown, rule=rule or verdict.rule)
+
+    def _asked(self, work: _Work, request: str) -> None:
+        self._audit.commit(work.row("approval", status="asked", detail={"request": request}))
+
+    def _repeat(self, work: _Work, earlier: Existing) -> Reply:
+        """Answer from what an earlier call with the same key left; runs nothing, charges nothing."""
+        rule = None if work.verdict is None else work.verdict.rule
+        reason: Reason | None
+        if earlier.by == "grant":
+            reason, status = "approval_required", "grant_used"
+        elif earlier.args_hash != work.args_hash:
+            reason, status = "conflict", "conflict"
+        elif earlier.state == "open":
+            reason, status = "busy", "in_flight"
+        elif earlier.state == "unknown":
+            reason, status = "outcome_unknown", "unknown"
+        elif earlier.status == "ok" and earlier.result is not None:
+            reason, status = None, "replayed"
+        else:
+            reason, status = REASON_OF.get(earlier.status, "outcome_unknown"), earlier.status
+        if status in {"grant_used", "conflict"}:
+            row = work.row(
+                "denied", verdict="deny", visible=reason, reason=status, status=status, ref=earlier.intent_id
+            )
+            return Reply(work.name, self._audit.commit(row), reason=reason, rule=rule, status=status)
+        size = None if earlier.result is None else len(earlier.result)
+        row = work.row("outcome", status=status, visible=reason, ref=earlier.intent_id, result_bytes=size)
+        audit_id = self._audit.append(row)
+        ok = earlier.result if reason is None else None
+        return Reply(work.name, audit_id, ok, reason, verdict="allow", rule=rule, status=status)
+
+    # ---- 6 to 8: run it -----------------------------------------------------------------------------------------
+    def _begin(self, work: _Work, operation: Operation) -> Reply:
+        grant_id = None if work.grant is None else work.grant.id
+        row = work.row("intent")
+        if operation.effect == "write" or grant_id is not None:
+            claimed = self._audit.intent(row, work.key, grant_id)
+            if isinstance(claimed, Existing):
+                self._release(work)
+                return self._repeat(work, claimed)
+            work.intent_id = claimed
+        else:
+            work.intent_id = self._audit.append(row)
+        deadline = _monotonic() + operation.timeout
+        call = work.call = Call(
+            call_id=work.intent_id,
+            operation=operation.name,
+            principal=work.run.principal,
+            deadline=deadline,
+            idempotency_key=work.key,
+            backends=self._backends,
+            identifiers=_identifiers(work.args),
+        )
+        self._threads.arm(deadline + GRACE, work.claim, lambda: self._expire(work))
+        result: object = None
+        outcome: Outcome | None = None
+        try:
+            result = self._drive(operation, call, work.args) if operation.is_async else operation.fn(call, work.args)
+        except BaseException as error:  # noqa: BLE001 - an operation may raise anything; none of it may leave
+            outcome = of_exception(error, write=operation.effect == "write", sent=call.sent, changed=call.changed)
+        finally:
+            self._threads.disarm()
+        if not work.claim.take():
+            self._threads.came_back()
+            raise Abandoned
+        return self._finish(work, operation, result, outcome)
+
+    def _drive(self, operation: Operation, call: Call, args: Any) -> object:
+        """Run a coroutine function on this thread's own loop, with its deadline; nothing of it survives the call."""
+        loop: asyncio.AbstractEventLoop | None = getattr(self._local, "loop", None)
+        if loop is None or loop.is_closed():
+            loop = self._local.loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(asyncio.wait_for(operation.fn(call, args), call.remaining))
+        finally:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left, timeout=GRACE))
+                loop.close()  # what ignored its cancellation must not wake up inside another call
+
+    def _expire(self, work: _Work) -> None:
+        """Finish a call whose thread is stuck; runs on a fresh thread that holds the claim."""
+        operation = work.operation
+        if operation is not None:
+            work.late(self._finish(work, operation, None, of_deadline(write=operation.effect == "write")))
+
+    # ---- 9 to 11: what came of it -------------------------------------------------------------------------------
+    def _finish(self, work: _Work, operation: Operation, result: object, outcome: Outcome | None) -> Reply:
+        encoded: bytes | None = None
+        if outcome is None:
+            encoded, outcome = _encode(operation, result)
+        call = work.call
+        lease_id = None
+        if call is not None:
+            lease_id = call.lease_ids
+            call.end()
+        status = outcome.status
+        reason = REASON_OF.get(status)
+        row = work.row(
+            "unknown" if status == "unknown" else "outcome",
+            status=status,
+            visible=reason,
+            lease_id=lease_id,
+            result_bytes=None if encoded is None else len(encoded),
+            duration=_monotonic() - work.started,
+            ref=work.intent_id,
+            detail=outcome.detail,
+        )
+        surely_not = status in SURELY_NOT
+        try:
+            if operation.effect == "write" or work.grant is not None:
+                audit_id = self._audit.outcome(row, work.intent_id, encoded, release=surely_not)
+            else:
+                audit_id = self._audit.append(row)
+        except HostFault:
+            # The effect may be there and no row says so: nobody is told that all is well, and nothing more is taken.
+            self._halted = True
+            return self._failed(work)
+        if surely_not:
+            self._release(work)
+        else:
+            self._settle(work)
+        rule = None if work.verdict is None else work.verdict.rule
+        return Reply(work.name, audit_id, encoded, reason, "allow", rule, status)
+
+    def _settle(self, work: _Work) -> None:
+        if work.reservation is not None:
+            work.run.ledger.settle(work.reservation)
+
+    def _release(self, work: _Work) -> None:
+        if work.reservation is not None:
+            work.run.ledger.release(work.reservation)
+
+    def _failed(self, work: _Work) -> Reply:
+        """Answer for a failure of ours: "nothing was done" only when no function was entered."""
+        if work.call is None:
+            self._release(work)
+            return Reply(work.name, work.intent_id, reason="unavailable", status="unavailable")
+        work.call.end()
+        self._settle(work)
+        reason: Reason = "outcome_unknown" if work.effect == "write" else "unavailable"
+        return Reply(work.name, work.intent_id, reason=reason, verdict="allow", status="unrecorded")
+
+
+def _encode(operation: Operation, result: object) -> tuple[bytes | None, Outcome]:
+    """Return the encoded result, or why it does not leave: the function ran in any case."""
+    try:
+        # Decoded again: a struct's fields are not checked when it is made, and a dict in the place of a declared
+        # struct would take undeclared data along.
+        encoded = _canonical(msgspec.json.decode(operation.encode_result(result), type=operation.result_type))
+    except Exception as error:  # noqa: BLE001 - not of the declared type; its text may quote the value
+        return None, Outcome("result_blocked", {"error": type(error).__name__, "why": "not of the declared type"})
+    if len(encoded) > operation.max_result:
+        return None, Outcome("result_too_large", {"bytes": len(encoded)})
+    if leaks.LIVE.leases and leaks.scan(encoded):
+        return None, Outcome("result_blocked", {"why": "holds a live lease"})
+    return encoded, _OK
+
+
+_OK: Final = Outcome("ok")
+
+
+def _key(tenant: str, operation: Operation, args: Any) -> str:
+    """SHA-256 over tenant, operation and the declared fields: equal for each try, never chosen by the model."""
+    fields = [[name, getattr(args, name)] for name in operation.idempotency or ()]
+    return hashlib.sha256(b"lockgate/key/1\0" + _canonical([tenant, operation.name, fields])).hexdigest()
+
+
+def _identifiers(args: Any) -> dict[str, str | int]:
+    """The plain arguments, which a token names so that it is good for this call alone."""
+    found: dict[str, str | int] = {}
+    for name in args.__struct_fields__:
+        value = getattr(args, name)
+        if type(value) is int or (type(value) is str and len(value) <= _IDENTIFIER_CHARS):
+            found[name] = value
+    return found
