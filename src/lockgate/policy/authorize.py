@@ -1,32 +1,36 @@
-"""The one decision about a call (C2).
+"""The decision (C2, C8).
 
-Rule 1: pure and total. No clock, no I/O, no exception leaves; time enters as `call.at`.
-Rule 2: it does not know whether a tool dispatcher or generated code asks: there is no field that could tell it.
-Rule 3: precedence is explicit deny, explicit allow, else deny with rule None. What raises, denies.
+Rule 1: pure and total: no clock, no I/O, no knowledge of who asked by which door; whatever happens inside, a verdict
+        comes out, and an exception is a denial.
+Rule 2: precedence is explicit deny, explicit allow, else deny with rule None.
+Rule 3: an unknown operation and one outside the scope get the very same verdict object by the same steps.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from lockgate.contract.run import Principal
-from lockgate.policy.checks import run_checks
-from lockgate.policy.compile import CompiledScope, Predicate
+from lockgate.policy.compile import Check, CompiledScope, Rule
 from lockgate.policy.registry import Operation
 from lockgate.policy.types import BadArguments
-from lockgate.policy.verdict import NONE, Charge, Obligations, Verdict
+from lockgate.policy.verdict import Obligations, Verdict
 
-_ONE = 1
+NOT_AVAILABLE: Final = Verdict("deny", None, None, "not in the scope", "not_available")
+EXPIRED: Final = Verdict("deny", "expires", None, "the scope has expired", "expired")
+OTHER_RUN: Final = Verdict("deny", "principal", None, "the scope belongs to another principal", "not_available")
 
 
-class CallRequest(NamedTuple):
-    """A call to decide about.
+class CallRequest(msgspec.Struct, frozen=True, gc=False):
+    """One call, as it is decided on.
 
     Attributes:
-        operation: the registered operation, None when there is none of that name or the scope has none.
-        name: as asked for.
-        args: the typed arguments, or the `BadArguments` that typing them gave.
-        at: monotonic seconds.
+        operation: what the scope has under `name` (`CompiledScope.operations`), or None.
+        name: what was asked for.
+        args: the typed arguments, the `BadArguments` their decoding raised, or None without an operation.
+        at: seconds on the monotonic clock.
 
     """
 
@@ -36,59 +40,88 @@ class CallRequest(NamedTuple):
     at: float
 
 
-def authorize(who: Principal, call: CallRequest, scope: CompiledScope) -> Verdict:
-    """Decide whether `who` may make `call` under `scope`.
+def request(scope: CompiledScope, name: str, raw: bytes, at: float) -> CallRequest:
+    """Resolve a name and decode its arguments as every front must: through the scope, errors as a value."""
+    operation = scope.operations.get(name)
+    if operation is None:
+        return CallRequest(None, name, None, at)
+    try:
+        return CallRequest(operation, name, operation.decode_args(raw), at)
+    except BadArguments as bad:
+        return CallRequest(operation, name, bad, at)
 
-    Callers: the broker's edge, for tool calls and for sandbox calls alike. Never raises: an error inside is a denial
-    with rule "internal".
+
+def authorize(who: Principal, call: CallRequest, scope: CompiledScope) -> Verdict:
+    """Decide whether `who` may make `call`.
+
+    Precedence: explicit deny, explicit allow, else deny with rule None. Pure: time enters as `call.at`. Total: it
+    never raises. Callers: the broker's edge, for tool calls and for sandbox calls; it cannot tell them apart. Budgets
+    are not looked at here: the verdict says what the edge must reserve.
     """
     try:
-        return _decide(who, call, scope)
-    except Exception as error:  # noqa: BLE001 - total by contract: what raises, denies
-        return Verdict("deny", "internal", None, f"authorize raised {type(error).__name__}", "not_available")
+        if who.tenant != scope.tenant or who.user != scope.user or who.agent != scope.agent:
+            return OTHER_RUN
+        if not call.at < scope.expires_at:  # NaN too
+            return EXPIRED
+        rule = scope.rules.get(call.name)
+        if rule is None or call.operation is not rule.operation:
+            return scope.denied.get(call.name, NOT_AVAILABLE)
+        return _decide(rule, call.args)
+    except Exception as error:  # noqa: BLE001 - total: what cannot be decided is denied
+        return Verdict("deny", "internal", None, f"authorize failed: {type(error).__name__}", "unavailable")
 
 
-def _decide(who: Principal, call: CallRequest, scope: CompiledScope) -> Verdict:
-    name = call.name
-    given = scope.scope
-    if who.tenant != given.tenant or who.user != given.user or who.agent != given.agent:
-        return Verdict("deny", "internal", None, "the principal is not the scope's", "not_available")
-    if not call.at < scope.expires_at:
-        return Verdict("deny", "scope.expires", None, "the scope has expired", "expired")
-    if name in scope.denied:
-        return Verdict("deny", f"deny.{name}", None, "explicitly denied", "not_available")
-    rule = scope.operations.get(name)
-    operation = call.operation
-    if rule is None or operation is None:
-        return Verdict("deny", None, None, "no rule allows it", "not_available")
-    args = call.args
-    if type(args) is not operation.args_type:
+def _decide(rule: Rule, args: Any) -> Verdict:
+    name = rule.operation.name
+    if type(args) is not rule.operation.args_type:
         if isinstance(args, BadArguments):
             return Verdict("deny", f"{name}.arguments", args.path, args.detail, "bad_request")
-        return Verdict("deny", "internal", None, "arguments of another type", "bad_request")
-    if operation.authorize_checks:
-        found = run_checks(args, operation.authorize_checks, "authorize")
+        return Verdict("deny", "internal", None, "arguments of another type", "unavailable")
+    for condition in rule.denials:
+        hit = _holds(condition.checks, args)
+        if hit is not None:
+            return Verdict("deny", hit.rule, hit.path, _explain(hit, args, "denied: "), "argument_not_allowed")
+    for check in rule.checks:
+        try:
+            if check.test(getattr(args, check.name)):
+                continue
+            why = check.explain(getattr(args, check.name))
+        except Exception as error:  # noqa: BLE001 - a constraint that raises denies
+            why = f"{check.name} cannot be compared: {type(error).__name__}"
+        return Verdict("deny", check.rule, check.path, why, "argument_not_allowed")
+    if rule.typed:
+        found = rule.typed_failure(args)
         if found is not None:
-            one, why = found
-            field = one.path.strip("/").replace("/", ".")
-            return Verdict("deny", f"{name}.{field}.{one.check.kind}", one.path, why, "argument_not_allowed")
-    for predicate in rule.predicates:
-        value = predicate.get(args)
-        if not _holds(predicate, value):
-            reason = f"{predicate.path[1:]} {value!r} against {predicate.shown}"
-            return Verdict("deny", predicate.rule, predicate.path, reason[:500], "argument_not_allowed")
-    if not rule.sums and not rule.approvals:
-        return Verdict("allow", name, None, "", None, NONE)
-    charges = tuple(Charge(s.key, _ONE if s.get is None else s.get(args), s.limit) for s in rule.sums)
-    asked = any(all(_holds(one, one.get(args)) for one in condition) for condition in rule.approvals)
-    obligations = Obligations(charges, asked)
-    if asked:
-        return Verdict(
-            "needs_approval", f"{name}.approve", None, "a person must agree", "approval_required", obligations
-        )
-    return Verdict("allow", name, None, "", None, obligations)
+            bad, why = found
+            dotted = bad.path[1:].replace("/", ".")
+            return Verdict("deny", f"{name}.{dotted}.{bad.check.kind}", bad.path, why, "argument_not_allowed")
+    for condition in rule.approve:
+        if not condition.checks:
+            return _ask(rule, args, condition.rule, None, "every call of it needs approval")
+        hit = _holds(condition.checks, args)
+        if hit is not None:
+            return _ask(rule, args, condition.rule, hit.path, _explain(hit, args, "needs approval: "))
+    if not rule.caps:
+        return rule.allowed
+    return Verdict("allow", name, None, "", None, rule.obligations(args, approval=False))
 
 
-def _holds(predicate: Predicate, value: object) -> bool:
-    # Only a plain True passes: a test that returned something else would be a mistake of ours.
-    return predicate.test(value) is True
+def _ask(rule: Rule, args: Any, name: str, path: str | None, why: str) -> Verdict:
+    obligations: Obligations = rule.obligations(args, approval=True)
+    return Verdict("needs_approval", name, path, why, "approval_required", obligations)
+
+
+def _holds(checks: tuple[Check, ...], args: Any) -> Check | None:
+    """Return the last check when all hold, else None. One that raises decides at once: it denies or asks."""
+    last: Check | None = None
+    for last in checks:
+        try:
+            if not last.test(getattr(args, last.name)):
+                return None
+        except Exception:  # noqa: BLE001 - what cannot be compared is taken for the case that restricts
+            return last
+    return last
+
+
+def _explain(check: Check, args: Any, prefix: str) -> str:
+    return f"{prefix}{check.name} {getattr(args, check.name, None)!r:.80} {check.constraint.kind}"

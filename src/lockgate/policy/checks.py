@@ -11,43 +11,62 @@ import enum
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, get_args, get_origin
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
 
 import msgspec
 
 from lockgate.contract.errors import RegistrationError
-from lockgate.policy.types import EXTRA_KEY, INT_LIMIT, ArgCheck, Args, BadArguments, Result, Stage, TextCheck
+from lockgate.policy import patterns
+from lockgate.policy.types import EXTRA_KEY, INT_LIMIT, ArgCheck, Args, IdCheck, TextCheck, clean
 
-IDENTITY: Final = frozenset({"tenant", "tenant_id", "user", "agent", "agent_id", "run", "run_id"})
-CREDENTIAL: Final = frozenset({"token", "credential", "credentials", "secret", "password", "passwd", "apikey"})
+IDENTITY: Final = frozenset({"tenant", "user", "agent", "run"})
+CREDENTIAL: Final = frozenset(
+    {"token", "tokens", "credential", "credentials", "secret", "secrets", "password", "passwd", "apikey"}
+)
 RESERVED: Final = frozenset({"budget", "approve"})  # words of a scope's `where`
 URLISH: Final = frozenset({"url", "uri", "callback", "webhook", "endpoint"})
 PATHISH: Final = frozenset({"path", "file", "filename", "filepath", "dir", "directory", "folder"})
+MAX_DEPTH: Final = 8
+_SUFFIXES: Final = frozenset({"id", "ids", "name", "names", "key", "ref"})
 
-
-Getter = Callable[[Any], Iterable[Any]]
+Get = Callable[[Any], Iterable[Any]]
 
 
 class FieldCheck(NamedTuple):
-    """A check bound to the place of its value: `get` yields every value of that place in a typed arguments object."""
+    """A check bound to its place: `get` yields the values of that place; `attribute` names a plain top-level field."""
 
     path: str
-    get: Callable[[Any], Iterable[Any]]
+    get: Get
     check: ArgCheck
+    attribute: str | None
 
 
 class Field(NamedTuple):
-    """An argument as a scope sees it: its annotation and the plain type behind it."""
+    """An argument as a scope sees it."""
 
     name: str
     annotation: Any
-    base: type
 
 
 def refuse(operation: str, where: str, what: str, instead: str) -> NoReturn:
     """Raise the typed refusal of a registration."""
     place = f"{operation}.{where}" if where else operation
     raise RegistrationError(f"operation {place}: {what}", next_step=instead)
+
+
+def hints(operation: str, of: Any) -> dict[str, Any]:
+    """Return the resolved annotations of a function or model.
+
+    Raises:
+        RegistrationError: one cannot be resolved at run time.
+
+    """
+    try:
+        return typing.get_type_hints(of, include_extras=True)
+    except NameError as error:
+        refuse(operation, "", f"the name {error.name} in an annotation cannot be resolved",
+               "import it at run time and not under TYPE_CHECKING")  # fmt: skip
 
 
 def arguments(operation: str, kind: type[Args]) -> tuple[dict[str, Field], list[FieldCheck]]:
@@ -57,122 +76,152 @@ def arguments(operation: str, kind: type[Args]) -> tuple[dict[str, Field], list[
         RegistrationError: a field could not be held to a bound.
 
     """
-    checks: list[FieldCheck] = []
-    fields: dict[str, Field] = {}
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        if name.startswith("__"):
-            continue
+    walk = _Walk(operation)
+    walk.model("", kind, lambda args: (args,), 0)
+    fields = {
+        name: Field(name, hint) for name, hint in hints(operation, kind).items() if name in kind.__struct_fields__
+    }
+    for name in fields:
         if name in RESERVED:
             refuse(operation, name, f"{name!r} is a word of the scope language", "give the argument another name")
-        base = _walk(operation, name, name, hint, _step(_whole, name), checks)
-        fields[name] = Field(name, hint, base)
-    return fields, checks
+    return fields, walk.checks
 
 
-def run_checks(args: Any, checks: Iterable[FieldCheck], stage: Stage) -> tuple[FieldCheck, str] | None:
-    """Return the first check of `stage` that refuses, with its reason."""
+def run_checks(args: Any, checks: Iterable[FieldCheck]) -> tuple[FieldCheck, str] | None:
+    """Return the first check that refuses, with its reason."""
     for one in checks:
-        if one.check.stage == stage:
-            for value in one.get(args):
-                if value is not None and (why := one.check.refuse(value)) is not None:
-                    return one, why
+        for value in one.get(args):
+            if value is not None and (why := one.check.refuse(value)) is not None:
+                return one, why
     return None
 
 
-def bad(found: tuple[FieldCheck, str]) -> BadArguments:
-    """Turn what `run_checks` found into the decoder's error."""
-    return BadArguments(found[0].path, found[1])
+def ready(one: FieldCheck) -> tuple[Callable[[Any], Any], Callable[[Any], object], FieldCheck]:
+    """Return (get, test, check) for the hot path: a plain field without a detour through iterators."""
+    check = one.check
+    test: Callable[[Any], object]
+    if isinstance(check, IdCheck):
+        test = check.match
+    elif isinstance(check, TextCheck):
+        test = _lines if check.lines else clean
+    else:
+        test = lambda value: check.refuse(value) is None  # noqa: E731
+    if one.attribute is None:
+        get, single = one.get, test
+        return get, lambda values: all(value is None or single(value) for value in values), one
+    optional = test
+    return attrgetter(one.attribute), lambda value: value is None or optional(value), one
 
 
-def _walk(  # noqa: PLR0917 - one recursive step carries its place
-    operation: str,
-    name: str,
-    path: str,
-    hint: Any,
-    get: Getter,
-    checks: list[FieldCheck],
-    metas: tuple[Any, ...] = (),
-) -> type:
-    """Check one annotation; return the plain type. `path` is the JSON pointer without its slash."""
-    if get_origin(hint) is Annotated:
-        inner, *more = get_args(hint)
-        return _walk(operation, name, path, inner, get, checks, (*metas, *more))
-    parts = set(name.lower().split("_"))
-    if name.lower() in IDENTITY or parts & CREDENTIAL or {"api", "key"} <= parts:
-        refuse(
-            operation, path, "an argument may not name whose call it is or carry a credential",
-            "take identity from call.principal and credentials from call.mint()",
-        )  # fmt: skip
-    found = [check for check in map(_check_of, metas) if check is not None]
-    checks += [FieldCheck("/" + path.replace(".", "/"), get, check) for check in found]
-    meta = _Bounds.of(metas)
-    kinds = {check.kind for check in found}
-    origin = get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        arms = [arm for arm in get_args(hint) if arm is not type(None)]
-        if len(arms) != 1:
-            refuse(operation, path, "a union of several types has no single bound", "declare one type, optional or not")
-        return _walk(operation, name, path, arms[0], get, checks, metas)
-    if origin is Literal:
-        if not all(type(value) in (str, int) for value in get_args(hint)):
-            refuse(operation, path, "a Literal holds something other than text and whole numbers", "use text or int")
-        return type(get_args(hint)[0])
-    if origin is list:
-        if meta.max_length is None:
-            refuse(
-                operation, path, "a list without a greatest length", f"write Annotated[{_show(hint)}, lg.ListOf(20)]"
-            )
-        _walk(operation, name, path, get_args(hint)[0], lambda args: (v for vs in get(args) for v in vs or ()), checks)
-        return list
-    if hint is str:
-        _text(operation, path, parts, meta, kinds)
-        if not found:
-            checks.append(FieldCheck("/" + path.replace(".", "/"), get, TextCheck(lines=False)))
-        return str
-    if hint is int:
-        if meta.low is None or meta.high is None or abs(meta.low) > INT_LIMIT or abs(meta.high) > INT_LIMIT:
-            refuse(
-                operation, path, "an int without bounds within 2**53", "use lg.Cents or Annotated[int, lg.Int(0, 100)]"
-            )
-        return int
-    if hint is bool:
-        return bool
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return hint
-    if isinstance(hint, type) and issubclass(hint, Args):
-        for inner, annotation in typing.get_type_hints(hint, include_extras=True).items():
-            if not inner.startswith("__"):
-                step = _step(get, inner)
-                _walk(operation, inner, f"{path}.{inner}", annotation, step, checks)
-        return hint
-    kinds_known = "lg.Id, lg.Text, lg.Int, lg.Cents, lg.ListOf, lg.Url, lg.PathBeneath, bool, Literal, an enum, lg.Args"
-    return refuse(operation, path, f"{_show(hint)} admits more than a bound can hold", f"use one of: {kinds_known}")
+def _lines(value: str) -> bool:
+    return clean(value, lines=True)
 
 
-def _whole(args: Any) -> Iterable[Any]:
-    return (args,)
+class _Walk:
+    """Walks the annotations of one arguments type."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self.checks: list[FieldCheck] = []
+
+    def refuse(self, path: str, what: str, instead: str) -> NoReturn:
+        refuse(self.operation, path, what, instead)
+
+    def model(self, path: str, kind: type[Args], get: Get, depth: int) -> None:
+        """Check a model: the arguments themselves or a nested part of them."""
+        config = kind.__struct_config__
+        if not config.frozen or not config.forbid_unknown_fields or config.array_like or config.tag is not None:
+            self.refuse(path, f"{kind.__name__} turns off what lg.Args promises", "leave the class options as they are")
+        if kind.__struct_fields__ != kind.__struct_encode_fields__:
+            self.refuse(path, f"{kind.__name__} renames fields", "call the fields what callers write")
+        if depth > MAX_DEPTH:
+            self.refuse(path, "arguments nested too deep", "declare flat arguments")
+        found = hints(self.operation, kind)
+        for name in kind.__struct_fields__:
+            inner = f"{path}.{name}" if path else name
+            self.name(inner, name)
+            self.field(inner, name, found[name], _step(get, name), (), depth, name if not path else None)
+
+    def name(self, path: str, name: str) -> None:
+        """Refuse names that say identity or credential."""
+        parts = name.lower().split("_")
+        first, *rest = [part for part in parts if part] or [""]
+        if (first in IDENTITY and set(rest) <= _SUFFIXES) or "tenant" in parts:
+            self.refuse(path, "an argument may not name whose call it is", "take it from call.principal")
+        if set(parts) & CREDENTIAL or {"api", "key"} <= set(parts):
+            self.refuse(path, "an argument may not carry a credential", "take it from call.mint()")
+
+    def field(
+        self, path: str, name: str, hint: Any, get: Get, metas: tuple[Any, ...], depth: int, attribute: str | None
+    ) -> None:
+        """Check one annotation."""
+        origin = get_origin(hint)
+        if origin is Annotated:
+            inner, *more = get_args(hint)
+            return self.field(path, name, inner, get, (*metas, *more), depth, attribute)
+        if origin in (typing.Union, types.UnionType):
+            arms = [arm for arm in get_args(hint) if arm is not type(None)]
+            if len(arms) != 1:
+                self.refuse(path, "a union of several types has no single bound", "declare one type, optional or not")
+            return self.field(path, name, arms[0], get, metas, depth, attribute)
+        found = [check for check in map(_check_of, metas) if check is not None]
+        pointer = "/" + path.replace(".", "/")
+        self.checks += [FieldCheck(pointer, get, check, attribute) for check in found]
+        bounds = _Bounds.of(metas)
+        if origin is Literal:
+            if len({type(value) for value in get_args(hint)} | {str, int}) != 2:
+                self.refuse(path, "a Literal holds something other than text and whole numbers", "use text or int")
+        elif origin is list:
+            if bounds.max_length is None:
+                self.refuse(path, "a list without a greatest length", f"write Annotated[{hint}, lg.ListOf(20)]")
+            self.field(path, name, get_args(hint)[0], _each(get), (), depth, None)
+        elif hint is str:
+            self.text(path, name, bounds, {check.kind for check in found})
+            if not found:
+                self.checks.append(FieldCheck(pointer, get, TextCheck(lines=False), attribute))
+        elif hint is int:
+            if bounds.low is None or bounds.high is None or max(abs(bounds.low), abs(bounds.high)) > INT_LIMIT:
+                self.refuse(
+                    path, "an int without bounds within 2**53", "use lg.Cents or Annotated[int, lg.Int(0, 100)]"
+                )
+        elif isinstance(hint, type) and issubclass(hint, Args):
+            self.model(path, hint, get, depth + 1)
+        elif hint is not bool and not (isinstance(hint, type) and issubclass(hint, enum.Enum)):
+            self.refuse(path, f"{_show(hint)} admits more than a bound can hold", "use lg.Id, lg.Text, lg.Int, "
+                        "lg.Cents, lg.ListOf, lg.Url, lg.PathBeneath, bool, Literal, an enum or a nested lg.Args")  # fmt: skip
+        return None
+
+    def text(self, path: str, name: str, bounds: _Bounds, kinds: set[str]) -> None:
+        """Check a str: its name, its pattern, its length."""
+        last = name.lower().rstrip("0123456789").rpartition("_")[2]
+        last = next(
+            (word for word in URLISH | PATHISH if last in (word, f"{word}s") or last.endswith(word) and word in URLISH),
+            last,
+        )  # noqa: E501
+        if last in URLISH and "url" not in kinds:
+            self.refuse(path, "its name says URL, but its destinations are not declared (E6)",
+                        'write Annotated[str, lg.Url("https://hooks.example/T1/*")]')  # fmt: skip
+        if last in PATHISH and "path" not in kinds:
+            self.refuse(path, "its name says path, but nothing keeps it beneath a root",
+                        'write Annotated[str, lg.PathBeneath("uploads")]')  # fmt: skip
+        if bounds.pattern is not None:
+            trouble = patterns.problem(bounds.pattern)
+            if trouble is None and not patterns.anchored(bounds.pattern):
+                trouble = "is searched for anywhere in the text"
+            if trouble is not None:
+                self.refuse(
+                    path, f"pattern {bounds.pattern!r} {trouble}", r"write \A[0-9]{1,12}\Z with explicit ranges"
+                )
+        if bounds.max_length is None and "url" not in kinds:
+            self.refuse(path, "text without a greatest length", "write Annotated[str, lg.Text(200)]")
 
 
-def _step(get: Getter, name: str) -> Getter:
+def _step(get: Get, name: str) -> Get:
     return lambda args: (getattr(value, name) for value in get(args) if value is not None)
 
 
-def _text(operation: str, path: str, parts: set[str], meta: _Bounds, kinds: set[str]) -> None:
-    if parts & URLISH and "url" not in kinds:
-        refuse(operation, path, "its name says URL, but its destinations are not declared (E6)",
-               'write Annotated[str, lg.Url("https://hooks.example/T1/*")]')  # fmt: skip
-    if parts & PATHISH and "path" not in kinds:
-        refuse(operation, path, "its name says path, but nothing keeps it beneath a root",
-               'write Annotated[str, lg.PathBeneath("uploads")]')  # fmt: skip
-    if meta.pattern is not None:
-        pattern = meta.pattern
-        if "$" in pattern or any(word in pattern for word in (r"\d", r"\w", r"\s", r"\b")):
-            refuse(operation, path, f"pattern {pattern!r}: $ admits a trailing newline, \\d and \\w all of Unicode",
-                   r"write \A[0-9]{1,12}\Z with explicit ranges")  # fmt: skip
-        if not (pattern.startswith(r"\A") and pattern.endswith(r"\Z")):
-            refuse(operation, path, f"pattern {pattern!r} is searched for anywhere", r"anchor it with \A and \Z")
-    if meta.max_length is None:
-        refuse(operation, path, "text without a greatest length", "write Annotated[str, lg.Text(200)]")
+def _each(get: Get) -> Get:
+    return lambda args: (value for values in get(args) for value in values or ())
 
 
 def result(operation: str, kind: Any) -> None:
@@ -188,20 +237,26 @@ def result(operation: str, kind: Any) -> None:
 
 
 def _result(operation: str, kind: Any, path: str, seen: set[Any]) -> None:
-    if get_origin(kind) is not None:
-        for arm in get_args(kind):
-            if isinstance(arm, type) or get_origin(arm) is not None or arm in (Any, object):
+    origin = get_origin(kind)
+    if origin is Literal:
+        return
+    if origin is not None:
+        for arm in get_args(kind)[: 1 if origin is Annotated else None]:
+            if arm is not Ellipsis:
                 _result(operation, arm, path, seen)
         return
-    if kind in (Any, object, msgspec.Raw, dict, list, tuple, set):
+    if kind in _OPEN:
         refuse(operation, path, f"{_show(kind)} would let undeclared data out", "declare the fields that may leave")
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
         seen.add(kind)
-        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        found = hints(operation, kind)
+        for name in kind.__struct_fields__:
             if set(name.lower().split("_")) & CREDENTIAL:
                 refuse(operation, f"{path}.{name}", "no call returns a credential (C1)", "leave the field out")
-            if not name.startswith("__") and get_origin(hint) is not typing.ClassVar:
-                _result(operation, hint, f"{path}.{name}", seen)
+            _result(operation, found[name], f"{path}.{name}", seen)
+
+
+_OPEN: Final = frozenset({Any, object, msgspec.Raw, dict, list, tuple, set, frozenset, typing.Dict, typing.List})  # noqa: UP006
 
 
 class _Bounds(NamedTuple):
@@ -229,13 +284,12 @@ class _Bounds(NamedTuple):
 
 
 def _check_of(meta: Any) -> ArgCheck | None:
+    """Return the check in one piece of `Annotated` metadata: itself, or inside a `msgspec.Meta`."""
     if isinstance(meta, msgspec.Meta):
-        return (meta.extra or {}).get(EXTRA_KEY)
-    return meta if hasattr(meta, "refuse") and hasattr(meta, "stage") else None
+        meta = (meta.extra or {}).get(EXTRA_KEY)
+    is_check = all(hasattr(meta, name) for name in ("kind", "stage", "refuse")) and not isinstance(meta, type)
+    return cast("ArgCheck", meta) if is_check else None
 
 
 def _show(kind: Any) -> str:
-    return getattr(kind, "__name__", None) or str(kind)
-
-
-__all__ = ["Field", "FieldCheck", "Result", "arguments", "bad", "refuse", "result", "run_checks"]
+    return str(getattr(kind, "__name__", None) or kind)

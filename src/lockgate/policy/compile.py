@@ -1,173 +1,321 @@
-"""From a scope as data to closures that decide in microseconds.
+"""A scope made ready: constraints as closures over typed values.
 
-Rule 1: everything that can be wrong with a scope is wrong here, before a run opens.
-Rule 2: a child's rule is its parent's tests and its own, joined: for every call, child allows => parent allows.
-Rule 3: no clock is read; `now` and `call.at` come in, in monotonic seconds.
+Rule 1: nothing is looked up by text at call time but the operation's name; every comparison is prepared and typed.
+Rule 2: a compiled child holds its parent's prepared rules beside its own, so it allows no more than its parent even if
+        its data says otherwise; it never outlives it and charges the parent's budgets too.
+Rule 3: what does not fit the registry (unknown name, wrong type) is an error here, not a rule that never matches.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import operator
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, final, get_args, get_origin
 
-from lockgate.contract.errors import ScopeError
-from lockgate.policy.constraints import Constraint, Test, compile_constraint
+import msgspec
+
+from lockgate.policy.checks import Field, FieldCheck, run_checks
+from lockgate.policy.constraints import Budget, Conditions, Constraint, When, nearest, refuse
 from lockgate.policy.registry import Operation, Operations
-from lockgate.policy.scope import Budget, Scope, Where, as_where
-from lockgate.policy.types import INT_LIMIT
+from lockgate.policy.verdict import NONE, Charge, Obligations, Verdict
 
-_levels: Final = itertools.count(1)
+if TYPE_CHECKING:
+    from lockgate.policy.scope import Scope
+
+Test = Callable[[Any], object]
+_SIGNS: Final = {"at_most": ">", "at_least": "<", "more_than": "<=", "less_than": ">="}
 
 
-class Predicate(NamedTuple):
-    """One bound on one argument: the rule's name, the pointer to the argument, how to get and test it."""
+class Check(NamedTuple):
+    """One prepared constraint: `test(getattr(args, name))` is true or the call is denied."""
 
+    name: str
+    test: Test
+    constraint: Constraint
     rule: str
     path: str
-    get: Callable[[Any], Any]
-    test: Test
-    shown: str
+
+    def explain(self, value: object) -> str:
+        """Return the audit text of a failure; holds the value."""
+        kind, limit = self.constraint.kind, self.constraint.value
+        shown = repr(value)[:80]
+        if kind in _SIGNS:
+            return f"{self.name} {shown} {_SIGNS[kind]} {limit}"
+        return f"{self.name} {shown} fails {kind}"
 
 
-class Sum(NamedTuple):
-    """A budget: its key, its limit and how to get what one call takes (None = one call)."""
+class Condition(NamedTuple):
+    """A prepared `when`: it holds when every test does."""
 
+    checks: tuple[Check, ...]
+    rule: str
+
+
+class Cap(NamedTuple):
+    """A prepared budget: `name` is the argument that is summed, None for a count of calls."""
+
+    name: str | None
     key: tuple[str, str, str]
     limit: int
-    get: Callable[[Any], int] | None
 
 
-class Rule(NamedTuple):
-    """All that is asked of a call of one operation. `approvals` is a list of conditions; one that holds suffices."""
+@final
+class Rule:
+    """How one operation is allowed, prepared."""
 
-    predicates: tuple[Predicate, ...]
-    sums: tuple[Sum, ...]
-    approvals: tuple[tuple[Predicate, ...], ...]
+    __slots__ = ("allowed", "approve", "caps", "checks", "denials", "operation", "typed")
+
+    def __init__(
+        self,
+        operation: Operation,
+        checks: tuple[Check, ...],
+        denials: tuple[Condition, ...],
+        approve: tuple[Condition, ...],
+        caps: tuple[Cap, ...],
+    ) -> None:
+        self.operation = operation
+        self.checks = checks
+        self.denials = denials
+        self.approve = approve
+        self.caps = caps
+        self.typed: tuple[FieldCheck, ...] = operation.authorize_checks
+        obligations = Obligations(labels=operation.labels) if operation.labels else NONE
+        # A rule without budgets answers every allowed call with this one object.
+        self.allowed = Verdict("allow", operation.name, obligations=obligations)
+
+    def typed_failure(self, args: Any) -> tuple[FieldCheck, str] | None:
+        """Return the first check of the arguments' own types that refuses (URL destinations, E6)."""
+        return run_checks(args, self.typed)
+
+    def obligations(self, args: Any, *, approval: bool) -> Obligations:
+        """Return the charges of this call."""
+        charges = tuple(
+            Charge(cap.key, 1 if cap.name is None else getattr(args, cap.name), cap.limit) for cap in self.caps
+        )
+        return Obligations(charges, approval, self.operation.labels)
 
 
+@final
 class CompiledScope:
-    """A scope that can decide. Build it with `Scope.compile` or `narrow`.
+    """A scope that `authorize` decides by.
 
     Attributes:
-        operations: names that may be called, with their rules.
-        expires_at: monotonic seconds.
-        hash: SHA-256 of the scope's canonical form.
-        scope: the data it was compiled from.
+        source: the data. hash: SHA-256 of its canonical form. expires_at: seconds on the monotonic clock.
+        operations: what may be called at all, by name. Resolve names here and nowhere else: what is out of scope then
+            looks exactly like what does not exist.
+        user, agent, tenant: whose run.
 
     """
 
-    __slots__ = ("_ops", "denied", "expires_at", "hash", "operations", "scope")
+    __slots__ = (
+        "_children", "agent", "denied", "expires_at", "hash", "level", "operations", "parent", "registry", "rules",
+        "source", "tenant", "user",
+    )  # fmt: skip
 
     def __init__(
-        self, scope: Scope, ops: Operations, operations: dict[str, Rule], denied: frozenset[str], expires_at: float
+        self,
+        source: Scope,
+        registry: Operations,
+        expires_at: float,
+        rules: dict[str, Rule],
+        denied: Mapping[str, Verdict],
+        parent: CompiledScope | None,
+        level: str,
     ) -> None:
-        self.scope = scope
-        self.operations = operations
-        self.denied = denied
+        self.source = source
+        self.registry = registry
+        self.hash = source.hash
         self.expires_at = expires_at
-        self.hash = scope.hash
-        self._ops = ops
+        self.rules = rules
+        self.denied = denied
+        self.operations: dict[str, Operation] = {name: rule.operation for name, rule in rules.items()}
+        self.parent = parent
+        self.level = level
+        self.user, self.agent, self.tenant = source.user, source.agent, source.tenant
+        self._children = itertools.count(1)
 
-    def narrow(self, child: Scope, now: float) -> CompiledScope:
-        """Compile `child` beneath this scope: both sets of tests, both budgets, the earlier end.
-
-        `child` may be a bare scope or one that already names this one's data as its parent.
+    def narrow(self, now: float, /, **changes: Any) -> CompiledScope:
+        """Return a child: `changes` are those of `Scope.narrow`, `now` is its opening on the monotonic clock.
 
         Raises:
-            ScopeError: it speaks for somebody else, or names what this scope does not allow.
+            ScopeError: it would be wider, or does not fit the registry.
 
         """
-        mine = self.scope
-        if (child.user, child.agent, child.tenant) != (mine.user, mine.agent, mine.tenant):
-            raise ScopeError("a child scope names another user, agent or tenant", next_step="use Scope.narrow")
-        bare = Scope(
-            user=child.user, agent=child.agent, tenant=child.tenant, expires=child.expires, allow=child.allow,
-            deny=child.deny, parent=mine,
-        )  # fmt: skip
-        return _level(bare, self._ops, now, self)
+        return self.source.narrow(**changes).compile(self.registry, now, parent=self)
+
+    def next_level(self) -> str:
+        """Return a name for the budgets of one more child."""
+        return f"{self.level}/{next(self._children)}"
 
 
-def compile_scope(scope: Scope, ops: Operations, now: float) -> CompiledScope:
-    """Compile a scope and the chain it narrows; see `Scope.compile`."""
-    if scope.parent is None:
-        return _level(scope, ops, now, None)
-    return compile_scope(scope.parent, ops, now).narrow(scope, now)
-
-
-def _level(scope: Scope, ops: Operations, now: float, above: CompiledScope | None) -> CompiledScope:
-    level = str(next(_levels))  # budgets of one narrowing are its own, also beside a twin
-    rules: dict[str, Rule] = {}
-    known = ops.names()
-    for name in (*scope.allow, *scope.deny):
-        if ops.get(name) is None:
-            raise ScopeError(f"there is no operation {name!r}", next_step=_nearest(name, known))
-        if above is not None and name in scope.allow and name not in above.operations:
-            raise ScopeError(f"{name} is not in the parent's scope", next_step="a child can only narrow")
-    for name, given in scope.allow.items():
-        found = ops.get(name)
-        if found is None or name in scope.deny:
-            continue
-        rule = _rule(found, as_where(name, given), level)
-        if above is not None:
-            parent = above.operations[name]
-            rule = Rule(parent.predicates + rule.predicates, parent.sums + rule.sums, parent.approvals + rule.approvals)
-        rules[name] = rule
-    denied = frozenset(scope.deny)
+def compile_scope(scope: Scope, operations: Operations, now: float, parent: CompiledScope | None) -> CompiledScope:
+    """Do what `Scope.compile` promises."""
+    if not operations.sealed:
+        refuse("", "the registry is still open", "call seal() before scopes are compiled")
     expires_at = now + scope.expires
-    if above is not None:
-        denied |= above.denied
-        expires_at = min(expires_at, above.expires_at)
-    return CompiledScope(scope, ops, rules, denied, expires_at)
-
-
-def _rule(op: Operation, where: Where, level: str) -> Rule:
-    predicates = tuple(_predicates(op, where.args, ""))
-    approvals: tuple[tuple[Predicate, ...], ...] = ()
-    if where.approve is True:
-        approvals = ((),)
-    elif where.approve:
-        approvals = (tuple(_predicates(op, where.approve, "approve.")),)
-    return Rule(predicates, tuple(_sums(op, where.budget, level)), approvals)
-
-
-def _predicates(op: Operation, args: dict[str, Constraint], prefix: str) -> Iterable[Predicate]:
-    for name, constraint in args.items():
-        field = op.fields.get(name)
-        if field is None:
-            raise ScopeError(f"{op.name} has no argument {name!r}", next_step=_nearest(name, list(op.fields)))
-        get = operator.attrgetter(name)
-        for one in compile_constraint(f"{op.name}.{name}", field, constraint):
-            yield Predicate(f"{op.name}.{prefix}{name}.{one.name}", f"/{name}", get, one.test, one.shown)
-
-
-def _sums(op: Operation, given: Budget | None, level: str) -> Iterable[Sum]:
-    if given is None:
-        return
-    if given.calls is None and not given.total:
-        raise ScopeError(f"the budget of {op.name} bounds nothing", next_step="give calls=, total= or both")
-    if given.calls is not None:
-        yield Sum((level, op.name, "calls"), _limit(op, given.calls), None)
-    for name, limit in given.total.items():
-        field = op.fields.get(name)
-        if field is None or field.base is not int:
-            raise ScopeError(
-                f"the budget of {op.name} sums {name!r}, which is no whole-number argument",
-                next_step=_nearest(name, [key for key, one in op.fields.items() if one.base is int]),
+    if parent is not None:
+        expires_at = min(expires_at, parent.expires_at)
+        if (scope.user, scope.agent, scope.tenant) != (parent.user, parent.agent, parent.tenant):
+            refuse("", "a child has its parent's user, agent and tenant", "use narrow()")
+    level = "" if parent is None else parent.next_level()
+    rules: dict[str, Rule] = {}
+    denied: dict[str, Verdict] = {} if parent is None else dict(parent.denied)
+    for name, conditions in scope.deny.items():
+        operation = _operation(f"deny.{name}", name, operations)
+        if When() in conditions:
+            denied[name] = Verdict("deny", f"deny.{name}", None, "denied by the scope", "not_available")
+        for one in conditions:
+            _checks(f"deny.{name}", operation, one.arguments)
+    for name, where in scope.allow.items():
+        operation = _operation(f"allow.{name}", name, operations)
+        place = f"allow.{name}"
+        inherited = None if parent is None else parent.rules.get(name)
+        if parent is not None and inherited is None and name not in parent.denied:
+            refuse(place, "the parent does not allow it", nearest(name, parent.rules))
+        checks = _checks(place, operation, where.arguments)
+        denials = tuple(
+            Condition(_checks(f"deny.{name}", operation, one.arguments, f"deny.{name}"), f"deny.{name}")
+            for one in scope.deny.get(name, ())
+        )
+        approve = tuple(
+            Condition(
+                _checks(f"{place}.approve", operation, one.arguments, f"{name}.approve"), _approval_rule(name, one)
             )
-        yield Sum((level, op.name, name), _limit(op, limit), operator.attrgetter(name))
+            for one in where.approve
+        )
+        caps = _caps(place, operation, where.budget, level)
+        if inherited is not None:
+            checks = _unique(checks, inherited.checks)
+            denials = _unique_conditions(denials, inherited.denials)
+            approve = _unique_conditions(approve, inherited.approve)
+            caps += inherited.caps
+        if name not in denied:
+            rules[name] = Rule(operation, checks, denials, approve, caps)
+    return CompiledScope(scope, operations, expires_at, rules, denied, parent, level)
 
 
-def _limit(op: Operation, value: int) -> int:
-    if not 0 <= value <= INT_LIMIT:
-        raise ScopeError(f"a budget of {op.name} is negative or beyond 2**53", next_step="give a number from 0 on")
-    return value
+def _operation(where: str, name: str, operations: Operations) -> Operation:
+    found = operations.get(name)
+    if found is None:
+        refuse(where, "there is no such operation", nearest(name, operations.names()))
+    return found
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return "use one of: " + (", ".join(known) or "(there is none)")
+def _checks(where: str, operation: Operation, conditions: Conditions, prefix: str | None = None) -> tuple[Check, ...]:
+    found: list[Check] = []
+    for name, held in conditions.items():
+        field = operation.fields.get(name)
+        if field is None:
+            refuse(f"{where}.{name[:64]}", "the operation has no such argument", nearest(name, operation.fields))
+        found += [
+            Check(
+                name,
+                _test(f"{where}.{name}", one, field),
+                one,
+                f"{prefix or operation.name}.{name}.{one.kind}",
+                f"/{name}",
+            )
+            for one in held
+        ]
+    return tuple(found)
+
+
+def _test(where: str, constraint: Constraint, field: Field) -> Test:
+    kind: Any = _plain(field.annotation)
+    element = _plain(get_args(kind)[0]) if get_origin(kind) is list else None
+    if constraint.kind == "length":
+        if kind is not str and element is None:
+            refuse(where, "length speaks of text and lists", "use at_most for numbers")
+        least, most = typing.cast("tuple[int, int]", constraint.value)
+        return lambda value: least <= len(value) <= most
+    test = _value_test(where, constraint, kind if element is None else element, field.annotation)
+    return test if element is None else lambda values: all(test(value) for value in values)
+
+
+def _value_test(where: str, constraint: Constraint, kind: Any, annotation: Any) -> Test:
+    limit: Any = constraint.value
+    match constraint.kind:
+        case "one_of":
+            return frozenset(_typed(where, limit, annotation)).__contains__
+        case "matches":
+            if kind is not str:
+                refuse(where, "matches speaks of text", "use one_of, at_most or at_least")
+            return re.compile(limit).fullmatch
+        case _:
+            if kind is not int:
+                refuse(where, f"{constraint.kind} speaks of whole numbers", "use one_of or matches")
+    match constraint.kind:
+        case "at_most":
+            return lambda value: value <= limit
+        case "at_least":
+            return lambda value: value >= limit
+        case "more_than":
+            return lambda value: value > limit
+        case _:
+            return lambda value: value < limit
+
+
+def _typed(where: str, values: Iterable[Any], annotation: Any) -> list[Any]:
+    """Return the values as the argument's own type has them; one that it could never have is an error."""
+    kind: Any = _plain(annotation)
+    target = get_args(kind)[0] if get_origin(kind) is list else annotation
+    try:
+        return [msgspec.convert(value, target, strict=True) for value in values]
+    except (msgspec.ValidationError, TypeError):
+        refuse(where, "a value of one_of is not of the argument's type", "write values as the argument takes them")
+
+
+def _plain(annotation: Any) -> Any:
+    """Return an annotation without bounds and without None."""
+    while True:
+        origin = get_origin(annotation)
+        if origin is Annotated:
+            annotation = get_args(annotation)[0]
+        elif origin in (typing.Union, types.UnionType):
+            annotation = next(arm for arm in get_args(annotation) if arm is not type(None))
+        else:
+            return annotation
+
+
+def _caps(where: str, operation: Operation, budget: Budget | None, level: str) -> tuple[Cap, ...]:
+    if budget is None:
+        return ()
+    found = [] if budget.calls is None else [Cap(None, (level, operation.name, "calls"), budget.calls)]
+    for name, limit in sorted(budget.total.items()):
+        field = operation.fields.get(name)
+        place = f"{where}.budget.total.{name[:64]}"
+        if field is None:
+            refuse(place, "the operation has no such argument", nearest(name, operation.fields))
+        if field.annotation is not _plain(field.annotation) and _is_amount(field.annotation):
+            found.append(Cap(name, (level, operation.name, f"total.{name}"), limit))
+        else:
+            refuse(place, "only a required whole number of at least zero can be summed", "sum an lg.Cents argument")
+    return tuple(found)
+
+
+def _is_amount(annotation: Any) -> bool:
+    """Whether it is an int that is never None and never negative, so that nothing ever pays in."""
+    if get_origin(annotation) is not Annotated or get_args(annotation)[0] is not int:
+        return False
+    metas = [meta for meta in get_args(annotation)[1:] if isinstance(meta, msgspec.Meta)]
+    return any((meta.ge is not None and meta.ge >= 0) or (meta.gt is not None and meta.gt >= -1) for meta in metas)
+
+
+def _approval_rule(name: str, condition: When) -> str:
+    return ".".join((name, "approve", *next(((n, held[0].kind) for n, held in condition.arguments.items()), ())))
+
+
+def _unique(own: tuple[Check, ...], inherited: tuple[Check, ...]) -> tuple[Check, ...]:
+    have = {(check.name, check.constraint) for check in own}
+    return own + tuple(check for check in inherited if (check.name, check.constraint) not in have)
+
+
+def _unique_conditions(own: tuple[Condition, ...], inherited: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    def key(condition: Condition) -> frozenset[tuple[str, Constraint]]:
+        return frozenset((check.name, check.constraint) for check in condition.checks)
+
+    have = {key(one) for one in own}
+    return own + tuple(one for one in inherited if key(one) not in have)

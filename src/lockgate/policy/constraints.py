@@ -1,193 +1,318 @@
-"""What a scope says of one argument: data, checked at load, compiled to one closure.
+"""The words of a scope: constraints, budgets and conditions, as plain data.
 
-Rule 1: values are compared after typing, never as text.
-Rule 2: several bounds on one argument are a conjunction; a bound that does not fit its argument's type is a load error.
-Rule 3: a constraint that raises, denies (the caller of `test` sees to that).
+Rule 1: a constraint compares typed values, never text with numbers; what it cannot compare is a load error, and what
+        raises while comparing denies.
+Rule 2: several constraints on one argument all hold (conjunction). There is no "or": that is what one_of is for.
+Rule 3: on a list, `length` speaks of the list and every other constraint of each element.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NoReturn, get_args
 
 import msgspec
 
 from lockgate.contract.errors import ScopeError
-from lockgate.policy.checks import Field
-from lockgate.policy.types import INT_LIMIT
+from lockgate.policy import patterns
 
-Test = Callable[[Any], bool]
-MAX_PATTERN: Final = 256
-
-
-class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Bounds on one argument. All that are set must hold.
-
-    Attributes:
-        one_of: the value is one of these.
-        at_most, at_least, more_than, less_than: for whole numbers.
-        matches: a regular expression that the whole text matches.
-        length: greatest length of text (characters) or of a list.
-
-    """
-
-    one_of: tuple[str | int | bool, ...] | None = None
-    at_most: int | None = None
-    at_least: int | None = None
-    more_than: int | None = None
-    less_than: int | None = None
-    matches: str | None = None
-    length: int | None = None
-
-    def __and__(self, other: Constraint) -> Constraint:
-        """Return both together.
-
-        Raises:
-            ScopeError: both set the same bound.
-
-        """
-        merged = dict(_set_fields(self))
-        for name, value in _set_fields(other):
-            if name in merged:
-                raise ScopeError(f"{name} is given twice for one argument", next_step="keep the tighter one")
-            merged[name] = value
-        return Constraint(**merged)
+Kind = Literal["one_of", "at_most", "at_least", "more_than", "less_than", "matches", "length"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+Scalar = str | int | bool | None
+Value = tuple[Scalar, ...] | int | str
+MAX_VALUES: Final = 10_000
+MAX_NUMBER: Final = 2**53
 
 
-class Named(NamedTuple):
-    """A compiled bound: its name for rules ("at_most") and its test."""
-
-    name: str
-    test: Test
-    shown: str
+def refuse(where: str, what: str, instead: str) -> NoReturn:
+    """Raise the typed refusal of a scope."""
+    raise ScopeError(f"scope {where}: {what}" if where else f"scope: {what}", next_step=instead)
 
 
-def _set_fields(constraint: Constraint) -> list[tuple[str, Any]]:
-    names = constraint.__struct_fields__
-    return [(name, getattr(constraint, name)) for name in names if getattr(constraint, name) is not None]
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the next step for a name that is not known."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"use one of: {', '.join(known)}" if known else "there is none to name here"
 
 
-def compile_constraint(where: str, field: Field, constraint: Constraint) -> list[Named]:
-    """Return the tests of `constraint` for an argument; `where` names the place in messages ("refund.amount").
+class Constraint(msgspec.Struct, frozen=True):
+    """One comparison. `value`: the set of `one_of`, (least, most) of `length`, else the number or pattern."""
+
+    kind: Kind
+    value: Value
+
+    def to_data(self) -> Any:
+        """Return the value as JSON has it."""
+        return list(self.value) if isinstance(self.value, tuple) else self.value
+
+
+Conditions = dict[str, tuple[Constraint, ...]]
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """How much of an operation a run may use. `calls`: number of calls; `total`: greatest sum per argument."""
+
+    calls: int | None = None
+    total: dict[str, int] = {}
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        data: dict[str, Any] = {} if self.calls is None else {"calls": self.calls}
+        return data | ({"total": dict(sorted(self.total.items()))} if self.total else {})
+
+    def narrow(self, other: Budget | None) -> Budget:
+        """Return the budget that is as small as the smaller of both, item by item."""
+        if other is None:
+            return self
+        calls = [one.calls for one in (self, other) if one.calls is not None]
+        total = dict(self.total)
+        for name, limit in other.total.items():
+            total[name] = min(limit, total.get(name, limit))
+        return Budget(min(calls, default=None), total)
+
+
+class When(msgspec.Struct, frozen=True):
+    """A condition on a call: all constraints hold. Without any it always holds."""
+
+    arguments: Conditions = {}
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return conditions_to_data(self.arguments)
+
+
+class Where(msgspec.Struct, frozen=True):
+    """How one operation is allowed."""
+
+    arguments: Conditions = {}
+    budget: Budget | None = None
+    approve: tuple[When, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        data = conditions_to_data(self.arguments)
+        if self.budget is not None:
+            data["budget"] = self.budget.to_data()
+        if self.approve:
+            data["approve"] = [one.to_data() for one in self.approve]
+        return data
+
+    def narrow(self, other: Where) -> Where:
+        """Return what both allow: all constraints, the smaller budgets, and approval where either asks."""
+        merged = dict(self.arguments)
+        for name, more in other.arguments.items():
+            merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *more)))
+        budget = other.budget if self.budget is None else self.budget.narrow(other.budget)
+        approve = self.approve + tuple(one for one in other.approve if one not in self.approve)
+        return Where(merged, budget, approve)
+
+
+# ---- what a person writes ------------------------------------------------------------------------------------
+def one_of(*values: Scalar) -> Constraint:
+    """Allow exactly these values.
 
     Raises:
-        ScopeError: a bound does not fit the argument's type, or nothing is bound.
+        ScopeError: there is none, or one is not text, a whole number, a truth value or None.
 
     """
-    found = _set_fields(constraint)
-    if not found:
-        raise ScopeError(f"{where} has an empty constraint", next_step="remove the argument, or bound it")
-    return [Named(name, _MAKE[name](where, field, value), repr(value)) for name, value in found]
-
-
-def _bad(where: str, why: str, step: str) -> ScopeError:
-    return ScopeError(f"{where}: {why}", next_step=step)
-
-
-def _one_of(where: str, field: Field, values: Any) -> Test:
     if not values:
-        raise _bad(where, "one_of is empty and would deny every call", "name the values, or leave the operation out")
-    typed: set[Any] = set()
-    for value in values:
-        try:
-            typed.add(msgspec.convert(value, field.annotation, strict=True))
-        except (msgspec.ValidationError, TypeError):
-            raise _bad(where, "a value of one_of is not of the argument's type", f"use {field.base.__name__}") from None
-    # True == 1 in Python: the type is compared too.
-    pairs = frozenset((type(value), value) for value in typed)
-    return lambda value: (type(value), value) in pairs
+        refuse("one_of()", "an empty set allows nothing", "name the values, or leave the operation out of allow")
+    if len(values) > MAX_VALUES or not all(value is None or type(value) in (str, int, bool) for value in values):
+        refuse("one_of()", "a value is no text, whole number or truth value", "write plain values, each for itself")
+    unique = {(type(value).__name__, value): value for value in values}
+    return Constraint("one_of", tuple(unique[key] for key in sorted(unique, key=repr)))
 
 
-def _number(compare: Callable[[int], Test]) -> Callable[[str, Field, Any], Test]:
-    def make(where: str, field: Field, bound: Any) -> Test:
-        if field.base is not int:
-            raise _bad(where, "a number bounds an argument that is no whole number", "use one_of, matches or length")
-        if abs(bound) > INT_LIMIT:
-            raise _bad(where, "the bound is beyond 2**53", "use a smaller number")
-        return compare(bound)
-
-    return make
+def at_most(number: int) -> Constraint:
+    """Allow numbers up to and including this one."""
+    return Constraint("at_most", _number("at_most", number))
 
 
-def _at_most(bound: int) -> Test:
-    return lambda value: value <= bound
+def at_least(number: int) -> Constraint:
+    """Allow numbers from this one on."""
+    return Constraint("at_least", _number("at_least", number))
 
 
-def _at_least(bound: int) -> Test:
-    return lambda value: value >= bound
+def more_than(number: int) -> Constraint:
+    """Allow numbers above this one."""
+    return Constraint("more_than", _number("more_than", number))
 
 
-def _more_than(bound: int) -> Test:
-    return lambda value: value > bound
-
-
-def _less_than(bound: int) -> Test:
-    return lambda value: value < bound
-
-
-def _matches(where: str, field: Field, pattern: Any) -> Test:
-    if field.base is not str:
-        raise _bad(where, "matches bounds an argument that is no text", "use one_of or a number")
-    if len(pattern) > MAX_PATTERN or "$" in pattern or any(word in pattern for word in (r"\d", r"\w", r"\s")):
-        raise _bad(where, "the pattern is over-long or has $, \\d, \\w or \\s", "write explicit ranges such as [0-9]")
-    try:
-        found = re.compile(pattern)
-    except re.error:
-        raise _bad(where, "the pattern is no regular expression", "see the re module of Python") from None
-    return lambda value: found.fullmatch(value) is not None
-
-
-def _length(where: str, field: Field, most: Any) -> Test:
-    if field.base not in (str, list):
-        raise _bad(where, "length bounds an argument that is neither text nor a list", "use one_of or a number")
-    if most < 0:
-        raise _bad(where, "a negative length", "use a number from 0 on")
-    return lambda value: len(value) <= most
-
-
-_MAKE: Final[dict[str, Callable[[str, Field, Any], Test]]] = {
-    "one_of": _one_of,
-    "at_most": _number(_at_most),
-    "at_least": _number(_at_least),
-    "more_than": _number(_more_than),
-    "less_than": _number(_less_than),
-    "matches": _matches,
-    "length": _length,
-}
-
-
-# ---- how a person writes them -------------------------------------------------------------------------------------
-def one_of(*values: str | int | bool) -> Constraint:
-    """The value is one of these, compared with its type."""
-    return Constraint(one_of=values)
-
-
-def at_most(bound: int) -> Constraint:
-    """A whole number of at most `bound`."""
-    return Constraint(at_most=bound)
-
-
-def at_least(bound: int) -> Constraint:
-    """A whole number of at least `bound`."""
-    return Constraint(at_least=bound)
-
-
-def more_than(bound: int) -> Constraint:
-    """A whole number above `bound`."""
-    return Constraint(more_than=bound)
-
-
-def less_than(bound: int) -> Constraint:
-    """A whole number below `bound`."""
-    return Constraint(less_than=bound)
+def less_than(number: int) -> Constraint:
+    """Allow numbers below this one."""
+    return Constraint("less_than", _number("less_than", number))
 
 
 def matches(pattern: str) -> Constraint:
-    """Text that matches the whole of `pattern` (explicit ranges only)."""
-    return Constraint(matches=pattern)
+    """Allow text that the pattern (Python's `re`) matches as a whole.
+
+    Raises:
+        ScopeError: the pattern uses `$`, `\\d` and their like, or could take exponential time.
+
+    """
+    trouble = patterns.problem(pattern) if type(pattern) is str else "is no text"
+    if trouble is not None:
+        refuse(
+            "matches()", f"the pattern {trouble}", "write explicit ranges such as [0-9]{1,12}, without nested repeats"
+        )
+    return Constraint("matches", pattern)
 
 
-def length(most: int) -> Constraint:
-    """Text or a list of at most this length."""
-    return Constraint(length=most)
+def length(most: int, least: int = 0) -> Constraint:
+    """Allow text or lists of `least` to `most` characters or elements."""
+    if not 0 <= _number("length", least) <= _number("length", most):
+        refuse("length()", f"{least} to {most} is no range", "write length(most, least)")
+    return Constraint("length", (least, most))
+
+
+def budget(*, calls: int | None = None, total: Mapping[str, int] | None = None) -> Budget:
+    """Limit the number of calls and the sum of arguments over all calls of the run."""
+    total = dict(total or {})
+    if calls is None and not total:
+        refuse("budget()", "it limits nothing", "give calls=, total= or both")
+    for name, limit in (*total.items(), ("calls", 0 if calls is None else calls)):
+        if _number(f"budget {name}", limit) < 0:
+            refuse(f"budget {name}", "a budget below zero", "give zero or more")
+    return Budget(calls, total)
+
+
+def when(**arguments: Constraint | Sequence[Constraint]) -> When:
+    """Describe calls for which all constraints hold; without any: all calls."""
+    return When(_conditions("when()", arguments))
+
+
+def where(
+    *,
+    budget: Budget | None = None,
+    approve: When | Sequence[When] | None = None,
+    **arguments: Constraint | Sequence[Constraint],
+) -> Where:
+    """Allow an operation for calls whose arguments satisfy every constraint.
+
+    Args:
+        budget: what all calls of the run may use together.
+        approve: calls for which a person must agree first; several conditions: any of them.
+        arguments: constraints by argument name; a list of them all hold.
+
+    """
+    asked = () if approve is None else (approve,) if isinstance(approve, When) else tuple(approve)
+    if not all(isinstance(one, When) for one in asked) or not isinstance(budget, Budget | None):
+        refuse("where()", "approve and budget have their own words", "write approve=when(...), budget=budget(...)")
+    return Where(_conditions("where()", arguments), budget, asked)
+
+
+def minutes(number: float) -> float:
+    """Return seconds."""
+    return number * 60.0
+
+
+# ---- data ----------------------------------------------------------------------------------------------------
+def conditions_to_data(conditions: Conditions) -> dict[str, Any]:
+    """Return conditions as JSON has them: a mapping of kinds, or a list where a kind stands twice."""
+    data: dict[str, Any] = {}
+    for name, held in sorted(conditions.items()):
+        one_each = {c.kind: c.to_data() for c in held}
+        data[name] = (
+            dict(sorted(one_each.items())) if len(one_each) == len(held) else [{c.kind: c.to_data()} for c in held]
+        )
+    return data
+
+
+def where_from_data(where: str, data: object) -> Where:
+    """Read the rule of one operation."""
+    table = _table(where, data)
+    limit = table.pop("budget", None)
+    asked = table.pop("approve", [])
+    if isinstance(asked, Mapping):
+        asked = [asked]
+    if not isinstance(asked, list | tuple):
+        refuse(f"{where}.approve", "is no condition", 'write {"amount": {"more_than": 2000}} or a list of these')
+    approve = tuple(when_from_data(f"{where}.approve", one) for one in asked)
+    return Where(
+        _conditions_from_data(where, table), None if limit is None else _budget(f"{where}.budget", limit), approve
+    )
+
+
+def when_from_data(where: str, data: object) -> When:
+    """Read one condition."""
+    return When(_conditions_from_data(where, _table(where, data)))
+
+
+def _conditions_from_data(where: str, table: dict[str, Any]) -> Conditions:
+    found: Conditions = {}
+    for name, data in table.items():
+        layers = data if isinstance(data, list | tuple) else [data]
+        held = [
+            _constraint(f"{where}.{name}", kind, value)
+            for layer in layers
+            for kind, value in _table(f"{where}.{name}", layer).items()
+        ]
+        if not held:
+            refuse(f"{where}.{name}", "holds no constraint", "leave the argument out, or constrain it")
+        found[name] = tuple(dict.fromkeys(held))
+    return found
+
+
+def _constraint(where: str, kind: str, value: Any) -> Constraint:
+    if kind not in KINDS:
+        refuse(where, f"there is no constraint {kind[:40]!r}", nearest(kind, KINDS))
+    try:
+        if kind == "one_of":
+            return one_of(*_list(where, value))
+        if kind == "length":
+            least, most = _list(where, value)
+            return length(most, least)
+        if kind == "matches":
+            return matches(value)
+        return _NUMERIC[kind](value)
+    except ScopeError as error:
+        raise ScopeError(f"scope {where}: {error.message}", next_step=error.next_step) from None
+    except (TypeError, ValueError):
+        refuse(
+            where, f"{kind} has a value of the wrong form", "length is [least, most], one_of a list, others one value"
+        )
+
+
+_NUMERIC: Final = {"at_most": at_most, "at_least": at_least, "more_than": more_than, "less_than": less_than}
+
+
+def _budget(where: str, data: object) -> Budget:
+    table = _table(where, data)
+    for name in table:
+        if name not in {"calls", "total"}:
+            refuse(where, f"there is no {name[:40]!r}", nearest(name, ("calls", "total")))
+    return budget(calls=table.get("calls"), total=_table(f"{where}.total", table.get("total", {})))
+
+
+def _table(where: str, data: object) -> dict[str, Any]:
+    if isinstance(data, Where | When):
+        data = data.to_data()
+    if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+        refuse(where, "is no table", "write names and values")
+    return dict(data)
+
+
+def _list(where: str, data: object) -> Sequence[Any]:
+    if not isinstance(data, list | tuple):
+        refuse(where, "is no list", "write [a, b]")
+    return data
+
+
+def _conditions(where: str, arguments: Mapping[str, Constraint | Sequence[Constraint]]) -> Conditions:
+    found: Conditions = {}
+    for name, given in arguments.items():
+        held = (given,) if isinstance(given, Constraint) else tuple(given) if isinstance(given, list | tuple) else ()
+        if not held or not all(isinstance(one, Constraint) for one in held):
+            refuse(where, f"{name} is not given a constraint", f'write {name}=one_of("value")')
+        found[name] = tuple(dict.fromkeys(held))
+    return found
+
+
+def _number(where: str, number: object) -> int:
+    if type(number) is not int or abs(number) > MAX_NUMBER:
+        refuse(where, f"{str(number)[:40]} is no whole number within 2**53", "money is in cents, without fractions")
+    return number

@@ -11,13 +11,14 @@ import hashlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, final
 
 import msgspec
 
-from lockgate.contract.errors import RegistrationError
+from lockgate.contract.bounds import FRAME_BYTES
 from lockgate.policy import checks
+from lockgate.policy.describe import describe
 from lockgate.policy.types import Args, BadArguments
 
 if TYPE_CHECKING:
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Effect = Literal["read", "write"]
-MAX_RESULT: Final = 1024 * 1024
+MAX_RESULT: Final = FRAME_BYTES - 1024  # a reply is one frame, with its envelope
 MAX_TIMEOUT: Final = 300.0
+LABELS: Final = ("private", "untrusted", "public", "sink", "public_sink")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
-_AT: Final = re.compile(r" - at `\$([^`]*)`")
+_AT: Final = re.compile(r" - at `\$((?:\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]*\]|\[\.\.\.\])*)`\Z")
+_STEP: Final = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]*|\.\.\.)\]")
 
 
+@final
 class Operation:
     """One registered operation; read-only.
 
@@ -41,14 +45,18 @@ class Operation:
         idempotency: the fields that make two requests the same, or None (then `why` says why not).
         timeout: seconds the function may take.
         max_result: bytes of the encoded result.
+        labels: what its result carries ("private", "untrusted", "public") and whether its arguments leave to strangers
+            ("sink", "public_sink").
+        reconcile: asks the backend what became of a call whose outcome is unknown, or None.
         is_async: whether `fn` is a coroutine function.
         fields: arguments by name, for scopes.
+        authorize_checks: rules of the arguments' own types that are part of the decision (URL destinations).
 
     """
 
     __slots__ = (
         "_checks", "_decode", "_encode", "args_type", "authorize_checks", "doc", "effect", "fields", "fn",
-        "idempotency", "is_async", "max_result", "name", "result_type", "timeout", "why",
+        "idempotency", "is_async", "labels", "max_result", "name", "reconcile", "result_type", "timeout", "why",
     )  # fmt: skip
 
     def __init__(
@@ -60,21 +68,25 @@ class Operation:
         why: str | None,
         timeout: float,
         max_result: int,
+        labels: tuple[str, ...],
+        reconcile: Callable[..., Any] | None,
     ) -> None:
         self.fn = fn
-        self.name = getattr(fn, "__name__", "")
-        self.effect = effect
+        self.name: str = getattr(fn, "__name__", "")
+        self.effect: Effect = effect
         self.idempotency = idempotency
         self.why = why
         self.timeout = timeout
         self.max_result = max_result
+        self.labels = labels
+        self.reconcile = reconcile
         self.is_async = inspect.iscoroutinefunction(fn)
         self.doc = (inspect.getdoc(fn) or "").partition("\n")[0]
         self.args_type, self.result_type = _signature(self.name, fn)
-        self.fields, self._checks = checks.arguments(self.name, self.args_type)
+        self.fields, found = checks.arguments(self.name, self.args_type)
         checks.result(self.name, self.result_type)
-        self.authorize_checks = tuple(one for one in self._checks if one.check.stage == "authorize")
-        self._checks = [one for one in self._checks if one.check.stage == "decode"]
+        self.authorize_checks = tuple(one for one in found if one.check.stage == "authorize")
+        self._checks = tuple(checks.ready(one) for one in found if one.check.stage == "decode")
         self._decode = msgspec.json.Decoder(self.args_type).decode
         self._encode = msgspec.json.Encoder().encode
 
@@ -82,22 +94,20 @@ class Operation:
         """Return the typed arguments.
 
         Raises:
-            BadArguments: not of the declared types; names the field, holds no value.
+            BadArguments: not of the declared types; names the place, holds no value.
 
         """
         try:
             args = self._decode(raw)
+            for get, test, one in self._checks:
+                if not test(get(args)):
+                    raise BadArguments(one.path, f"is no valid {one.check.kind}")
         except msgspec.ValidationError as error:
-            at = _AT.search(str(error))
-            # The library's text may quote a key or a value of the caller; only the place, a declared name, is kept.
-            place = at.group(1).replace(".", "/") if at else ""
-            raise BadArguments(place if place.isprintable() else "", "is not of the declared type") from None
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            raise BadArguments("", "is not well-formed JSON") from None
-        if self._checks:
-            found = checks.run_checks(args, self._checks, "decode")
-            if found is not None:
-                raise checks.bad(found)
+            raise BadArguments(self._place(str(error)), "is not of the declared type") from None
+        except BadArguments:
+            raise
+        except Exception:  # noqa: BLE001 - malformed JSON, or a check that raised: refused, and nothing of it is told
+            raise BadArguments("", "could not be read") from None
         return args
 
     def encode_result(self, result: object) -> bytes:
@@ -112,34 +122,42 @@ class Operation:
         return self._encode(result)
 
     def describe(self) -> dict[str, Any]:
-        """Return name, effect, first line of the docstring and JSON Schemas of arguments and result."""
-        return {
-            "name": self.name,
-            "effect": self.effect,
-            "doc": self.doc,
-            "args": msgspec.json.schema(self.args_type),
-            "result": msgspec.json.schema(self.result_type),
-        }
+        """Return it as data; see `policy.describe`."""
+        return describe(self)
+
+    def _place(self, text: str) -> str:
+        """Return the JSON pointer in a decoder's message; of its text, which may quote the caller, nothing else."""
+        at = _AT.search(text)
+        steps = ["-" if step[2] in {"", "..."} else step[2] or step[1] for step in _steps(at[1])] if at else []
+        return "/" + "/".join(steps) if steps and steps[0] in self.fields else ""
 
     def __repr__(self) -> str:
         return f"<operation {self.name} ({self.effect})>"
 
 
+def _steps(place: str) -> list[re.Match[str]]:
+    return list(_STEP.finditer(place))
+
+
+@final
 class Operations:
     """A registry. `seal` it before use; the broker does."""
 
     def __init__(self) -> None:
         self._all: dict[str, Operation] = {}
         self._sealed = False
+        self._described: dict[str, dict[str, Any]] = {}
 
     def operation(
         self,
         *,
         effect: Effect,
-        idempotency: tuple[str, ...] | Literal["unset"] | None = "unset",
+        idempotency: tuple[str, ...] | None | Literal["unset"] = "unset",
         why: str | None = None,
         timeout: float = 5.0,
         max_result: int | None = None,
+        labels: tuple[str, ...] = (),
+        reconcile: Callable[..., Any] | None = None,
     ) -> Callable[[Function], Function]:
         """Register the decorated function under its own name.
 
@@ -149,7 +167,9 @@ class Operations:
                 `idempotency=None` and `why`.
             why: the reason a write has no idempotency.
             timeout: seconds, at most 300.
-            max_result: bytes of the encoded result, at most 1 MiB; must be given.
+            max_result: bytes of the encoded result, below 1 MiB; must be given.
+            labels: of "private", "untrusted", "public" (the result), "sink", "public_sink" (the arguments).
+            reconcile: `(call, args) -> result | None` that asks the backend what became of an unknown call.
 
         Raises:
             RegistrationError: the declaration could not be held to its promise.
@@ -157,25 +177,28 @@ class Operations:
         """
 
         def register(fn: Function) -> Function:
-            name = getattr(fn, "__name__", "")
+            made = Operation(
+                fn,
+                effect=effect,
+                idempotency=_declared(fn, effect, idempotency, why),
+                why=why,
+                timeout=_timeout(fn, timeout),
+                max_result=_max_result(fn, max_result),
+                labels=_labels(fn, labels),
+                reconcile=reconcile,
+            )
+            name = made.name
             if self._sealed:
                 checks.refuse(name, "", "the registry is sealed", "register every operation before the broker starts")
-            if not _NAME.fullmatch(name) or name in self._all:
-                checks.refuse(name, "", "its name is taken or not lower-case words", "rename the function")
-            if effect not in ("read", "write"):
-                checks.refuse(name, "", f"effect {effect!r}", 'say effect="read" or effect="write"')
-            if max_result is None or not 0 < max_result <= MAX_RESULT:
-                checks.refuse(name, "", "its result has no size cap", f"give max_result in bytes, at most {MAX_RESULT}")
-            if not 0 < timeout <= MAX_TIMEOUT:
-                checks.refuse(name, "", f"timeout {timeout!r}", f"give seconds between 0 and {MAX_TIMEOUT:g}")
-            key = None if idempotency == "unset" else idempotency
-            if effect == "write" and (idempotency == "unset" or (key is None and not why)):
-                checks.refuse(name, "", "a write that does not say when two requests are the same",
-                              'name the fields in idempotency=(...), or say idempotency=None, why="..."')  # fmt: skip
-            made = Operation(fn, effect=effect, idempotency=key, why=why, timeout=timeout, max_result=max_result)
-            for field in key or ():
+            if name in self._all:
+                checks.refuse(name, "", "there is an operation of that name", "rename the function")
+            for field in made.idempotency or ():
                 if field not in made.fields:
                     checks.refuse(name, field, "idempotency names no argument", "use names of the arguments")
+            if reconcile is not None and (effect == "read" or len(inspect.signature(reconcile).parameters) != 2):
+                checks.refuse(
+                    name, "", "reconcile is for writes and takes (call, args)", "write reconcile=f for a write"
+                )
             self._all[name] = made
             return fn
 
@@ -201,8 +224,11 @@ class Operations:
 
     def describe(self, scope: CompiledScope | None = None) -> list[dict[str, Any]]:
         """Describe all operations, or those that a scope allows."""
-        allowed = self._all if scope is None else scope.operations
-        return [self._all[name].describe() for name in self.names() if name in allowed]
+        names = sorted(self._all if scope is None else scope.operations)
+        for name in names:
+            if name not in self._described:
+                self._described[name] = self._all[name].describe()
+        return [self._described[name] for name in names]
 
     @property
     def digest(self) -> str:
@@ -210,23 +236,55 @@ class Operations:
         return hashlib.sha256(msgspec.json.encode(self.describe(), order="deterministic")).hexdigest()
 
 
-def _signature(name: str, fn: Callable[..., Any]) -> tuple[type[Args], type[msgspec.Struct]]:
-    parameters: Mapping[str, inspect.Parameter] = inspect.signature(fn).parameters
-    try:
-        hints = typing.get_type_hints(fn, include_extras=True)
-    except NameError as error:
-        raise RegistrationError(
-            f"operation {name}: an annotation cannot be resolved ({error.name})",
-            next_step="import the name at run time, not under TYPE_CHECKING",
-        ) from None
-    names = list(parameters)
-    if len(names) != 2:
+def _declared(
+    fn: Callable[..., Any], effect: str, given: tuple[str, ...] | None | Literal["unset"], why: str | None
+) -> tuple[str, ...] | None:
+    name = getattr(fn, "__name__", "")
+    if not _NAME.fullmatch(name):
+        checks.refuse(name or "?", "", "its name is not lower-case words", "rename the function, such as get_order")
+    if effect not in ("read", "write"):
+        checks.refuse(name, "", f"effect {effect!r} is none", 'say effect="read" or effect="write"')
+    if isinstance(given, str) and given != "unset":
+        checks.refuse(name, given, "idempotency is one text", f'write idempotency=("{given}",)')
+    key = None if given == "unset" or given is None else tuple(given)
+    if key == () or (effect == "write" and key is None and (given == "unset" or not why)):
         checks.refuse(
-            name, "", "it does not take (call, args)", "write `def f(call: lg.Call, args: MyArgs) -> MyResult`"
-        )
-    kind = hints.get(names[1])
+            name, "", "a write that does not say when two requests are the same",
+            'name the fields in idempotency=(...), or say idempotency=None, why="..."',
+        )  # fmt: skip
+    if effect == "read" and key is not None:
+        checks.refuse(name, "", "a read has no idempotency", "leave idempotency out")
+    return key
+
+
+def _timeout(fn: Callable[..., Any], timeout: float) -> float:
+    if not 0 < timeout <= MAX_TIMEOUT:
+        checks.refuse(fn.__name__, "", f"timeout {timeout!r}", f"give seconds above 0, at most {MAX_TIMEOUT:g}")
+    return float(timeout)
+
+
+def _max_result(fn: Callable[..., Any], size: int | None) -> int:
+    if size is None or not 0 < size <= MAX_RESULT:
+        checks.refuse(fn.__name__, "", "its result has no size cap", f"give max_result in bytes, at most {MAX_RESULT}")
+    return size
+
+
+def _labels(fn: Callable[..., Any], labels: tuple[str, ...]) -> tuple[str, ...]:
+    for label in labels:
+        if label not in LABELS:
+            checks.refuse(fn.__name__, "", f"there is no label {label!r}", "use " + ", ".join(LABELS))
+    return tuple(sorted(set(labels)))
+
+
+def _signature(name: str, fn: Callable[..., Any]) -> tuple[type[Args], type[msgspec.Struct]]:
+    parameters = list(inspect.signature(fn).parameters.values())
+    plain = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    if len(parameters) != 2 or any(one.kind not in plain for one in parameters):
+        checks.refuse(name, "", "it does not take (call, args)", "write `def f(call: lg.Call, args: A) -> R`")
+    hints = checks.hints(name, fn)
+    kind = hints.get(parameters[1].name)
     if not (isinstance(kind, type) and issubclass(kind, Args)) or kind is Args:
-        checks.refuse(name, names[1], "is no subclass of lg.Args", "declare the arguments as a subclass of lg.Args")
+        checks.refuse(name, parameters[1].name, "is no subclass of lg.Args", "declare a subclass of lg.Args")
     if "return" not in hints:
         checks.refuse(name, "", "it has no result type", "annotate the return with a subclass of lg.Result")
-    return kind, hints["return"]
+    return kind, typing.cast("type[msgspec.Struct]", hints["return"])

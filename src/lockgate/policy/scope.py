@@ -1,229 +1,251 @@
-"""Run scope: what one run may ask for, as data (C3).
+"""The scope of a run: who, until when, and which operations with which arguments. Data, nothing else (C3).
 
-Rule 1: identity (user, agent, tenant) is a field of the scope; no argument can name it.
-Rule 2: what is not in `allow` is denied; an empty `allow` denies everything; `deny` beats `allow`.
-Rule 3: the only way to a child is `narrow`, and a child holds its parent: it can take away and add nothing.
+Rule 1: tenant, user and agent stand here and in no argument.
+Rule 2: an empty `allow` allows nothing. What is not named is denied.
+Rule 3: a scope is compiled against the sealed registry before it is used; a name or a type that does not fit there is
+        an error at load, never a rule that silently never matches.
+Rule 4: a child comes from `narrow` alone: everything the parent asks, and more.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
 from lockgate.contract.errors import ScopeError
-from lockgate.policy.constraints import Constraint
+from lockgate.contract.run import Principal
+from lockgate.policy import constraints as words
+from lockgate.policy import scopetext
+from lockgate.policy.constraints import When, Where, nearest, refuse
+from lockgate.policy.types import clean
 
 if TYPE_CHECKING:
     from lockgate.policy.compile import CompiledScope
     from lockgate.policy.registry import Operations
 
-MAX_SECONDS: Final = 7 * 24 * 3600.0
-MAX_NARROWING: Final = 8
-_NAME_MAX: Final = 128
+MAX_SECONDS: Final = 30 * 24 * 3600.0
+MAX_OPERATIONS: Final = 1000
+MAX_NAME: Final = 200
+_IDENTITY: Final = ("user", "agent", "tenant")
+_FIELDS: Final = (*_IDENTITY, "expires", "allow", "deny")
+_canonical: Final = msgspec.json.Encoder(order="deterministic").encode
+
+Allow = Mapping[str, Where | Mapping[str, Any]]
+Deny = Sequence[str] | Mapping[str, When | Sequence[When] | Mapping[str, Any]]
 
 
-class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How much of an operation a run may use: number of calls, and sums over whole-number arguments."""
-
-    calls: int | None = None
-    total: dict[str, int] = {}
-
-
-class Where(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The rule of one allowed operation.
-
-    Attributes:
-        args: constraints by argument; an argument without one is bound by its type alone.
-        budget: None = no limit beyond the run's number of calls.
-        approve: True = every call needs a person; constraints by argument = a call that meets them all does.
-
-    """
-
-    args: dict[str, Constraint] = {}
-    budget: Budget | None = None
-    approve: bool | dict[str, Constraint] = False
-
-
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run may do, for whom, and for how long.
+@final
+class Scope:
+    """What one run may do.
 
     Args:
-        user: on whose behalf.
-        agent: which agent acts.
-        tenant: whose data; operations take it from here.
-        expires: seconds from the opening of the run; `minutes(10)`.
-        allow: operations by name; `{}` or `where(...)` each.
-        deny: operations that are denied whatever `allow` says.
-        parent: the scope this one narrows.
+        user: on whose behalf. agent: which program asks. tenant: whose data. All from the caller's own session.
+        expires: seconds from the opening of the run (`minutes(10)`).
+        allow: rules by operation; `{}` allows it with any valid arguments, an empty `allow` denies all.
+        deny: operations that are denied whatever `allow` says, or conditions under which they are.
+
+    Raises:
+        ScopeError: a part is malformed, or the scope has expired before it began.
 
     """
 
+    __slots__ = ("agent", "allow", "deny", "expires", "tenant", "user")
     user: str
     agent: str
     tenant: str
     expires: float
-    allow: Mapping[str, Where | Mapping[str, Any]]
-    deny: tuple[str, ...] = ()
-    parent: Scope | None = None
+    allow: dict[str, Where]
+    deny: dict[str, tuple[When, ...]]
 
-    def __post_init__(self) -> None:
-        for name in ("user", "agent", "tenant"):
-            value = getattr(self, name)
-            if not (isinstance(value, str) and 0 < len(value) <= _NAME_MAX and value.isprintable()):
-                raise ScopeError(
-                    f"{name} is empty, too long or not printable", next_step=f"give {name} 1 to {_NAME_MAX} characters"
-                )
-        if not isinstance(self.expires, (int, float)) or not 0 < self.expires <= MAX_SECONDS:
-            raise ScopeError(
-                f"the scope has expired or never would: expires={self.expires!r} seconds",
-                next_step=f"give seconds above 0 and at most {MAX_SECONDS:g}, such as lg.minutes(10)",
-            )
+    def __init__(self, *, user: str, agent: str, tenant: str, expires: float, allow: Allow, deny: Deny = ()) -> None:
+        put = object.__setattr__
+        for name, value in (("user", user), ("agent", agent), ("tenant", tenant)):
+            if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not clean(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+                refuse(name, "is empty, too long or holds control characters", f"name the {name} of this run")
+            put(self, name, value)
+        put(self, "expires", _seconds(expires))
+        put(self, "allow", _allow(allow))
+        put(self, "deny", _deny(deny))
 
-    def narrow(
-        self,
-        *,
-        allow: Mapping[str, Where | Mapping[str, Any]] | None = None,
-        deny: tuple[str, ...] = (),
-        expires: float | None = None,
-    ) -> Scope:
-        """Return a child scope: what both allow, for no longer, on the parent's budgets and its own.
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a scope does not change; narrow() makes another")
 
-        Args:
-            allow: operations of the parent with further constraints; None keeps the parent's as they are.
-            deny: operations to take away.
-            expires: seconds; never beyond the parent's end.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scope) and self.to_data() == other.to_data()
 
-        Raises:
-            ScopeError: an operation is not the parent's, or the chain is too deep.
+    def __hash__(self) -> int:
+        return hash(self.hash)
 
-        """
-        kept = dict.fromkeys(self.allow, Where()) if allow is None else allow
-        for name in kept:
-            if name not in self.allow:
-                raise ScopeError(f"{name} is not in the parent's scope", next_step="a child can only narrow")
-        seconds = self.expires if expires is None else min(expires, self.expires)
-        return Scope(
-            user=self.user, agent=self.agent, tenant=self.tenant, expires=seconds, allow=kept, deny=deny, parent=self
-        )
-
-    def compile(self, ops: Operations, now: float) -> CompiledScope:
-        """Compile against a sealed registry; `now` is monotonic seconds.
-
-        Raises:
-            ScopeError: an unknown operation or argument (with the nearest name), or a bound of the wrong type.
-
-        """
-        from lockgate.policy.compile import compile_scope  # noqa: PLC0415 - compile.py needs this class
-
-        return compile_scope(self, ops, now)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the scope as plain data: JSON and TOML can hold it."""
-        data: dict[str, Any] = {
-            "user": self.user,
-            "agent": self.agent,
-            "tenant": self.tenant,
-            "expires": self.expires,
-            "allow": {name: rule_data(rule) for name, rule in self.allow.items()},
-        }
-        if self.deny:
-            data["deny"] = list(self.deny)
-        if self.parent is not None:
-            data["parent"] = self.parent.to_data()
-        return data
-
-    @classmethod
-    def from_data(cls, data: object, *, _depth: int = 0) -> Scope:
-        """Read plain data.
-
-        Raises:
-            ScopeError: a key is unknown, a value has the wrong type, or the chain is too deep.
-
-        """
-        if not isinstance(data, Mapping):
-            raise ScopeError("a scope is not an object", next_step="give user, agent, tenant, expires and allow")
-        if _depth > MAX_NARROWING:
-            raise ScopeError(f"narrowed more than {MAX_NARROWING} times", next_step="start from a scope, not a child")
-        held: Mapping[str, Any] = data
-        for key in held:
-            if key not in cls.__struct_fields__:
-                raise ScopeError(f"unknown key {key!r}", next_step="use: " + ", ".join(cls.__struct_fields__))
-        missing = [key for key in ("user", "agent", "tenant", "expires", "allow") if key not in held]
-        if missing:
-            raise ScopeError("missing: " + ", ".join(missing), next_step="a scope names user, agent, tenant and expiry")
-        allow, deny, parent = held["allow"], held.get("deny", ()), held.get("parent")
-        if not isinstance(allow, Mapping) or not isinstance(deny, (list, tuple)):
-            raise ScopeError("allow is not an object or deny not a list", next_step='write allow={"name": {}}')
-        return cls(
-            user=held["user"],
-            agent=held["agent"],
-            tenant=held["tenant"],
-            expires=held["expires"],
-            allow={str(name): as_where(str(name), rule) for name, rule in allow.items()},
-            deny=tuple(str(name) for name in deny),
-            parent=None if parent is None else cls.from_data(parent, _depth=_depth + 1),
-        )
+    def __repr__(self) -> str:
+        return f"<scope of {self.agent} for {self.user}@{self.tenant}: {', '.join(self.allow) or 'nothing'}>"
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the canonical form, as in each audit row."""
-        return hashlib.sha256(msgspec.json.encode(self.to_data(), order="deterministic")).hexdigest()
+        """SHA-256 of the canonical form, hexadecimal: what audit rows name."""
+        return hashlib.sha256(b"lockgate/scope/1\0" + self.canonical()).hexdigest()
+
+    def canonical(self) -> bytes:
+        """Return the JSON of `to_data` with sorted keys and no white space."""
+        return _canonical(self.to_data())
+
+    def principal(self, run: str) -> Principal:
+        """Return on whose behalf the calls of `run` are made."""
+        return Principal(self.user, self.agent, self.tenant, run)
+
+    def compile(self, operations: Operations, now: float, *, parent: CompiledScope | None = None) -> CompiledScope:
+        """Check against the registry and make ready for `authorize`.
+
+        Args:
+            operations: the sealed registry.
+            now: seconds on the monotonic clock; expiry counts from here.
+            parent: the compiled scope this one was narrowed from; whatever stands here, the result allows no more.
+
+        Raises:
+            ScopeError: an operation or argument is unknown, or a constraint does not fit the argument's type.
+
+        """
+        from lockgate.policy.compile import compile_scope  # noqa: PLC0415 - compile.py imports this file
+
+        return compile_scope(self, operations, now, parent)
+
+    def narrow(
+        self, *, allow: Allow | None = None, deny: Deny = (), expires: float | None = None, **other: object
+    ) -> Scope:
+        """Return a child scope.
+
+        Args:
+            allow: the operations that remain, each with further constraints; None = all, as they are.
+            deny: further denials.
+            expires: seconds from the child's opening, at most the parent's.
+            other: nothing else can be changed; named here so that the error can say so.
+
+        Raises:
+            ScopeError: it would be wider.
+
+        """
+        for name in other:
+            if name in _IDENTITY:
+                refuse(name, "belongs to the run and is inherited", "open another run for another principal")
+            refuse(name[:40], "cannot be narrowed", nearest(name, ("allow", "deny", "expires")))
+        if expires is not None and _seconds(expires) > self.expires:
+            refuse("expires", f"{expires:g} s is later than the parent's {self.expires:g} s", "ask for less")
+        rules = dict(self.allow)
+        if allow is not None:
+            more = _allow(allow)
+            for name in more:
+                if name not in rules:
+                    refuse(f"allow.{name[:64]}", "the parent does not allow it", nearest(name, rules))
+            rules = {name: rules[name].narrow(rule) for name, rule in more.items()}
+        denied = dict(self.deny)
+        for name, conditions in _deny(deny).items():
+            denied[name] = _join(denied.get(name, ()), conditions)
+        return Scope(
+            user=self.user, agent=self.agent, tenant=self.tenant,
+            expires=self.expires if expires is None else expires, allow=rules, deny=denied,
+        )  # fmt: skip
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as JSON has it; `from_data` reads it back."""
+        plain = all(conditions == (When(),) for conditions in self.deny.values())
+        return {
+            "user": self.user,
+            "agent": self.agent,
+            "tenant": self.tenant,
+            "expires": int(self.expires) if self.expires.is_integer() else self.expires,
+            "allow": {name: rule.to_data() for name, rule in sorted(self.allow.items())},
+            "deny": sorted(self.deny)
+            if plain
+            else {name: [one.to_data() for one in held] for name, held in sorted(self.deny.items())},
+        }
+
+    @classmethod
+    def from_data(cls, data: object) -> Scope:
+        """Read `to_data`'s form.
+
+        Raises:
+            ScopeError: a key is unknown or missing, or a value is malformed.
+
+        """
+        if not isinstance(data, Mapping):
+            refuse("", "it is no table", "write user, agent, tenant, expires and allow")
+        for name in data:
+            if name not in _FIELDS:
+                refuse("", f"there is no {str(name)[:40]!r}", nearest(str(name), _FIELDS))
+        for name in _FIELDS[:-1]:
+            if name not in data:
+                refuse("", f"{name} is missing", f"add {name}")
+        return cls(**{str(name): value for name, value in data.items()})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Scope:
+        """Read JSON; duplicate keys, NaN and more than 1 MiB are refused."""
+        return cls.from_data(scopetext.from_json(text))
+
+    @classmethod
+    def from_toml(cls, text: str) -> Scope:
+        """Read TOML."""
+        return cls.from_data(scopetext.from_toml(text))
+
+    def to_toml(self) -> str:
+        """Return it as TOML.
+
+        Raises:
+            ScopeError: a constraint holds None, which TOML cannot write.
+
+        """
+        return scopetext.to_toml(self.to_data())
 
 
-def as_where(name: str, rule: Where | Mapping[str, Any]) -> Where:
-    """Read the rule of one operation: constraints beside the words `budget` and `approve`.
-
-    Raises:
-        ScopeError: it is malformed.
-
-    """
-    if isinstance(rule, Where):
-        return rule
-    try:
-        held = dict(rule)
-        budget_data, approve = held.pop("budget", None), held.pop("approve", False)
-        return Where(
-            args=msgspec.convert(held, dict[str, Constraint], from_attributes=False),
-            budget=budget_data if isinstance(budget_data, Budget) else msgspec.convert(budget_data, Budget | None),
-            approve=msgspec.convert(approve, bool | dict[str, Constraint]),
-        )
-    except (msgspec.ValidationError, TypeError, ValueError):
-        raise ScopeError(
-            f"the rule of {name} is malformed",
-            next_step="write {argument: {bound: value}}, and budget or approve beside",
-        ) from None
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        refuse("expires", "is no number of seconds", "write expires=minutes(10)")
+    if value <= 0:
+        refuse("expires", f"{value:g} s: it has expired before it began", "give seconds above zero")
+    if value > MAX_SECONDS:
+        refuse("expires", f"{value:g} s is longer than 30 days", "open runs for as long as a task takes")
+    return float(value)
 
 
-def rule_data(rule: Where | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rule as plain data: the inverse of `as_where`."""
-    where = as_where("a rule", rule)
-    data: dict[str, Any] = msgspec.to_builtins(where.args)
-    if where.budget is not None:
-        data["budget"] = msgspec.to_builtins(where.budget)
-    if where.approve:
-        data["approve"] = msgspec.to_builtins(where.approve)
-    return data
+def _allow(data: object) -> dict[str, Where]:
+    if not isinstance(data, Mapping):
+        refuse("allow", "is no table", 'write {"get_order": {}}')
+    if len(data) > MAX_OPERATIONS:
+        refuse("allow", f"names more than {MAX_OPERATIONS} operations", "name the few that the task needs")
+    return {
+        _name("allow", name): rule if isinstance(rule, Where) else words.where_from_data(f"allow.{name}", rule)
+        for name, rule in data.items()
+    }
 
 
-# ---- how a person writes them -------------------------------------------------------------------------------------
-def where(*, budget: Budget | None = None, approve: bool | dict[str, Constraint] = False, **args: Constraint) -> Where:
-    """The rule of one operation: `where(amount=at_most(5000), budget=budget(calls=3))`."""
-    return Where(args=args, budget=budget, approve=approve)
+def _deny(data: object) -> dict[str, tuple[When, ...]]:
+    if isinstance(data, list | tuple):
+        return {_name("deny", name): (When(),) for name in data}
+    if not isinstance(data, Mapping):
+        refuse("deny", "is neither a list nor a table", 'write ["refund"] or {"refund": when(...)}')
+    found: dict[str, tuple[When, ...]] = {}
+    for name, given in data.items():
+        layers = given if isinstance(given, list | tuple) else [given]
+        if not layers:
+            refuse(f"deny.{name}", "holds no condition", "write {} to deny it always, or leave it out")
+        conditions = (one if isinstance(one, When) else words.when_from_data(f"deny.{name}", one) for one in layers)
+        found[_name("deny", name)] = _join((), tuple(conditions))
+    return found
 
 
-def when(**args: Constraint) -> dict[str, Constraint]:
-    """The condition under which a call needs a person's approval: all of these hold."""
-    return args
+def _join(first: tuple[When, ...], second: tuple[When, ...]) -> tuple[When, ...]:
+    """Return both without repeats; "always" makes the others needless."""
+    joined = [*first, *(one for one in second if one not in first)]
+    return (When(),) if When() in joined else tuple(joined)
 
 
-def budget(*, calls: int | None = None, total: dict[str, int] | None = None) -> Budget:
-    """How many calls, and the greatest sum of whole-number arguments by name."""
-    return Budget(calls, total or {})
+def _name(where: str, name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= 64:
+        refuse(where, "an operation's name is no short text", "use names of registered operations")
+    return name
 
 
-def minutes(count: float) -> float:
-    """`count` minutes, in seconds."""
-    return count * 60.0
+__all__ = ["Scope", "ScopeError"]

@@ -36,11 +36,13 @@ class Obligations(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         charges: budgets to reserve before the call, all or none.
         approval: a person must grant these exact arguments first.
+        labels: what the operation declared of its data and its destination, for the latch (E7).
 
     """
 
     charges: tuple[Charge, ...] = ()
     approval: bool = False
+    labels: tuple[str, ...] = ()
 
 
 NONE: Final = Obligations()
