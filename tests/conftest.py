@@ -1,0 +1,28 @@
+"""Fixtures for every folder. Each package keeps its own in `<package>_fixtures.py` or a helper and is imported here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file are importable from every folder
+
+from container_fixtures import (
+    container_attack,
+    container_open_run,
+    container_open_template,
+    container_run,
+    container_template,
+)
+from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
+
+__all__ = [
+    "container_attack",
+    "container_open_run",
+    "container_open_template",
+    "container_run",
+    "container_template",
+    "forking_supervisor",
+    "own_supervisor",
+    "supervisor",
+]
