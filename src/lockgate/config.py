@@ -53,6 +53,7 @@ class Execution(_Table, frozen=True, kw_only=True):
         env: name of the package set, or None for the standard library alone.
         pool: warm slots to keep.
         env_store: directory of package sets, absolute once loaded; None = the user's data directory.
+        cgroup: a delegated cgroup v2 directory for runs, absolute once loaded; None = look for one.
         bounds: ceilings of every run under this configuration.
 
     """
@@ -61,8 +62,9 @@ class Execution(_Table, frozen=True, kw_only=True):
     accept_shared_kernel: bool = False
     memory: Literal["cgroup", "rlimit"] = "cgroup"
     env: str | None = None
-    pool: int = 2
+    pool: int = 4
     env_store: str | None = None
+    cgroup: str | None = None
     bounds: Bounds = Bounds()
 
 
@@ -98,6 +100,19 @@ class Backend(_Table, frozen=True, kw_only=True):
         return found[1] if found else None
 
 
+class Broker(_Table, frozen=True, kw_only=True):
+    """`[broker]`.
+
+    Attributes:
+        user: the user it becomes when started as root, None = stay. Secrets' files must then be that user's.
+        approval_wait: seconds a call waits for a person before it is told `approval_required`.
+
+    """
+
+    user: str | None = None
+    approval_wait: float = 10.0
+
+
 class Config(_Table, frozen=True, kw_only=True):
     """The whole configuration. `base` is the absolute directory that relative paths were resolved against.
 
@@ -109,6 +124,7 @@ class Config(_Table, frozen=True, kw_only=True):
     operations: str | None = None
     audit: Audit = Audit()
     execution: Execution = Execution()
+    broker: Broker = Broker()
     secrets: dict[str, Secret] = {}
     backends: dict[str, Backend] = {}
     base: str = "/"
@@ -124,6 +140,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "audit": Audit.__struct_fields__,
     "execution": Execution.__struct_fields__,
     "execution.bounds": Bounds.__struct_fields__,
+    "broker": Broker.__struct_fields__,
     "secrets.*": Secret.__struct_fields__,
     "backends.*": Backend.__struct_fields__,
 }
@@ -344,6 +361,10 @@ def _checked(config: Config, place: _Where) -> Config:
         raise ConfigError(f"{place('execution.pool')}: pool is outside 0..1000", next_step="give a count of warm slots")
     if config.execution.env is not None and not _NAME.match(config.execution.env):
         raise ConfigError(f"{place('execution.env')}: env is no name", next_step="see: lockgate env list")
+    if not 0 <= config.broker.approval_wait <= 3600:
+        raise ConfigError(
+            f"{place('broker.approval_wait')}: approval_wait is outside 0..3600 s", next_step="give seconds"
+        )
     for name, backend in config.backends.items():
         path = f"backends.{name}"
         if backend.key is not None and backend.key_name not in config.secrets:
@@ -381,8 +402,11 @@ def _resolved(config: Config, base: Path, place: _Where) -> Config:
         return f"file://{absolute(path, key)}{hash_}{fragment}"
 
     execution = config.execution
-    if execution.env_store is not None:
-        execution = msgspec.structs.replace(execution, env_store=absolute(execution.env_store, "execution.env_store"))
+    given = {"env_store": execution.env_store, "cgroup": execution.cgroup}
+    execution = msgspec.structs.replace(
+        execution,
+        **{key: None if path is None else absolute(path, f"execution.{key}") for key, path in given.items()},
+    )
     return msgspec.structs.replace(
         config,
         audit=Audit(path=absolute(config.audit.path, "audit.path")),
