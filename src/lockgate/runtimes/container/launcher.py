@@ -13,6 +13,7 @@ Started as `python -I -S launcher.py CTL LIFELINE PLAN`: three descriptors. Step
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -63,7 +64,9 @@ class Launcher:
         self.host_proc = -1
 
     def open_sources(self) -> None:
-        """Open everything of this host that the tree will show (T7, first half)."""
+        """Open everything of this host that the tree will show (T7, first half); all or nothing."""
+        self.trees.clear()
+        self.files.clear()
         for source, target in self.plan["copies"]:
             self.step = f"open {Path(target).name}"
             self.files.append((os.open(source, os.O_RDONLY | os.O_CLOEXEC), target))
@@ -232,10 +235,13 @@ def main() -> NoReturn:
         with open(plan_fd, "rb") as file:  # noqa: PTH123 - a descriptor
             plan = json.load(file)
         launcher = Launcher(plan, root=os.getuid() == 0)
+        os.umask(0o022)  # slots are other ids than the owner of the tree
         if launcher.root:
-            launcher.open_sources()
+            # EPERM: root without CAP_SYS_ADMIN, as in many containers. It may still have it in a namespace of its own.
+            with contextlib.suppress(PermissionError):
+                launcher.open_sources()
         launcher.enter_namespaces()
-        if not launcher.root:
+        if not launcher.devices:
             launcher.open_sources()
         launcher.step = "fork"
         child = os.fork()
