@@ -172,9 +172,13 @@ class HostFault(LockgateError):
 
 
 class ProcessDied(HostFault):
-    """A lockgate process (broker, supervisor, audit writer) is gone."""
+    """A lockgate process is gone. `process`: "broker", "supervisor", "audit writer", or "" when not known."""
 
     code = "process_died"
+
+    def __init__(self, message: str, *, next_step: str, process: str = "") -> None:
+        super().__init__(message, next_step=next_step)
+        self.process = process
 
 
 class AuditUnavailable(HostFault):

@@ -1,0 +1,114 @@
+"""What can be refused before anything is sent. Pure; the code is never compiled here, only measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from lockgate.config import RUNGS, nearest
+from lockgate.contract.bounds import Bounds
+from lockgate.contract.errors import BadScript, CannotIsolate, ConfigError, UnknownRung
+from lockgate.contract.run import Rung
+
+_DEFAULTS = Bounds()
+_BUILT: tuple[Rung, ...] = ("container",)
+_MISSING: dict[str, str] = {
+    "gvisor": "the runsc runtime, which this build of lockgate does not drive",
+    "microvm": "a virtual machine monitor, which this build of lockgate does not drive",
+    "wasm": "a WebAssembly engine, which this build of lockgate does not drive",
+}
+# Bounds that the broker enforces: a run that narrows one of them needs a ticket that says so.
+BROKER_BOUNDS = ("calls", "calls_in_flight", "export", "exports")
+
+
+def script(source: str | bytes, cap: int) -> str:
+    """Return the source as text.
+
+    Raises:
+        BadScript: it is not UTF-8, holds a NUL, or is over `cap` bytes.
+
+    """
+    text = ""
+    size = len(source)  # for text a lower bound, and enough to refuse 50 MB before encoding them
+    if size <= cap:
+        try:
+            raw = source.encode() if isinstance(source, str) else bytes(source)
+            text = raw.decode()
+        except UnicodeError as error:
+            start = error.start if isinstance(error, UnicodeEncodeError | UnicodeDecodeError) else 0
+            where = f"character {start}" if isinstance(source, str) else f"byte {start}"
+            raise BadScript(f"the code is not UTF-8 at {where}", next_step="save it as UTF-8 and try again") from None
+        size = len(raw)
+    if size > cap:
+        raise BadScript(
+            f"the code has {size} bytes{' or more' if isinstance(source, str) else ''}, and the cap is {cap}",
+            next_step="hand large data over through an operation, not through the code",
+        )
+    if (nul := text.find("\0")) >= 0:
+        raise BadScript(f"the code holds a NUL at character {nul}", next_step="remove it: Python source has none")
+    return text.removeprefix("\ufeff")  # a byte order mark is no code
+
+
+def rung(asked: str, *, accept_shared_kernel: bool) -> Rung:
+    """Return the rung.
+
+    Raises:
+        UnknownRung: there is no such rung.
+        CannotIsolate: this build cannot provide it, or it shares the host's kernel and nobody accepted that (X3).
+
+    """
+    found = next((known for known in RUNGS if known == asked), None)
+    if found is None:
+        raise UnknownRung(f"there is no rung {asked[:80]!r}", next_step=nearest(asked, RUNGS))
+    if found not in _BUILT:
+        raise CannotIsolate(
+            f"the {found} rung cannot be had: it needs {_MISSING[found]}",
+            next_step='use rung="container" with accept_shared_kernel=True if a shared kernel is enough here, '
+            "and see what is: lockgate doctor",
+        )
+    if not accept_shared_kernel:
+        raise CannotIsolate(
+            "the container rung shares the host's kernel, which is a packaging boundary and not one for hostile code, "
+            "and nobody accepted that",
+            next_step="pass accept_shared_kernel=True (--accept-shared-kernel on the command line), "
+            "or set it under [execution] in lockgate.toml",
+        )
+    return found
+
+
+def bounds(limits: Bounds, asked: Bounds | Mapping[str, float] | None, timeout: float | None) -> Bounds:
+    """Return `limits` narrowed by what the call asked for. Of a `Bounds` only what differs from the defaults counts.
+
+    Raises:
+        ConfigError: a bound is unknown, not a number, or wider than the present one.
+
+    """
+    if asked is None and timeout is None:
+        return limits
+    changes: dict[str, float]
+    if isinstance(asked, Bounds):
+        fields = asked.__struct_fields__
+        changes = {key: getattr(asked, key) for key in fields if getattr(asked, key) != getattr(_DEFAULTS, key)}
+    else:
+        changes = dict(asked or {})
+    if timeout is not None:
+        changes["wall"] = min(timeout, changes.get("wall", timeout))
+    for name, value in changes.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"bound {name} is not a number", next_step=f"give {name} a number")
+        if name in ("wall", "cpu", "cpu_share"):
+            changes[name] = float(value)
+        elif name in _DEFAULTS.__struct_fields__ and value != int(value):
+            raise ConfigError(f"bound {name} is not a whole number", next_step=f"give {name} a whole number")
+    narrowed = limits.narrow(**changes)
+    return msgspec.structs.replace(
+        narrowed, **{k: int(v) for k, v in changes.items() if k not in ("wall", "cpu", "cpu_share")}
+    )
+
+
+def broker_bounds(limits: Bounds, narrowed: Bounds) -> Bounds | None:
+    """Return `narrowed` when it changes a bound that the broker enforces, else None."""
+    if limits is narrowed or all(getattr(limits, name) == getattr(narrowed, name) for name in BROKER_BOUNDS):
+        return None
+    return narrowed
