@@ -97,7 +97,8 @@ class _Run:
         except BlockingIOError:
             return
         if not data:
-            self.poll.unregister(fd)
+            with contextlib.suppress(KeyError):  # the end was seen before
+                self.poll.unregister(fd)
         room = self.keep - len(self.kept[fd])
         self.kept[fd] += data[:room]
         self.outcome.dropped += max(len(data) - room, 0)

@@ -86,6 +86,7 @@ class Template:
         for name in (*STDLIB_PRELOAD.split(), *self.preload):
             self.step = f"preload {name}"
             importlib.import_module(name)
+        _one_thread()
         self.step = "settle"
         main_module = sys.modules["__main__"]
         self.guest.settle()
@@ -103,9 +104,7 @@ class Template:
             mounts.attach(layout.FD_PROC, "/proc")
         mounts.remount("/", mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV)
         self.step = "check"
-        tasks = _proc_list("self/task")
-        if len(tasks) != 1:
-            raise OSError(11, f"{len(tasks)} threads after preloading; leave out the package that starts them")
+        _one_thread()
         # The listing's own descriptors are among them, and closed by now.
         extra = [int(one) for one in _proc_list("self/fd") if int(one) > layout.FD_PROC and _is_open(int(one))]
         if extra:
@@ -156,8 +155,7 @@ class Template:
         if len(fds) != layout.SLOT_DESCRIPTORS:
             raise OSError(9, f"{len(fds)} descriptors with a request, not {layout.SLOT_DESCRIPTORS}")
         self.step = "clone"
-        if len(_proc_list("self/task")) != 1:
-            raise OSError(11, "the template has more than one thread")
+        _one_thread()
         number = self._free_id()
         go_read, go_write = os.pipe()
         try:
@@ -221,6 +219,12 @@ def _options(arguments: list[str]) -> dict[str, str]:
             raise ValueError(f"unknown template argument {name!r}")
         options[name] = value
     return options
+
+
+def _one_thread() -> None:
+    tasks = len(_proc_list("self/task"))
+    if tasks != 1:
+        raise OSError(11, f"{tasks} threads in the template; do not preload the package that starts them")
 
 
 def _alive(pid: int) -> bool:
