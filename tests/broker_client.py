@@ -437,7 +437,11 @@ class Broker:
         """The rows that are stored and have these values; waits a little for those still on their way."""
         found: list[StoredRow] = []
         for _ in range(50):
-            found = [r for r in reader.tail(str(self.audit_path), 100_000) if all(getattr(r, k) == v for k, v in wanted.items())]
+            found = [
+                r
+                for r in reader.tail(str(self.audit_path), 100_000)
+                if all(getattr(r, k) == v for k, v in wanted.items())
+            ]
             if found:
                 return found
             time.sleep(0.02)
@@ -508,7 +512,14 @@ class Backend:
                 while b"\r\n\r\n" not in data:
                     data += sock.recv(65536)
                 head, _, body = data.partition(b"\r\n\r\n")
-                length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+                length = next(
+                    (
+                        int(line.split(b":")[1])
+                        for line in head.split(b"\r\n")
+                        if line.lower().startswith(b"content-length:")
+                    ),
+                    0,
+                )
                 while len(body) < length:
                     body += sock.recv(65536)
                 self.requests.append(head + b"\r\n\r\n" + body)
@@ -521,7 +532,10 @@ class Backend:
                     sock.sendall(b"SECRET is no HTTP\r\n\r\n")
                 else:
                     more = "".join(f"{k}: {v}\r\n" for k, v in self.headers.items())
-                    sock.sendall(f"HTTP/1.1 {self.status} X\r\nContent-Length: {len(self.body)}\r\n{more}\r\n".encode() + self.body)
+                    sock.sendall(
+                        f"HTTP/1.1 {self.status} X\r\nContent-Length: {len(self.body)}\r\n{more}\r\n".encode()
+                        + self.body
+                    )
             sock.close()
 
     def close(self) -> None:
@@ -541,7 +555,7 @@ def payments_config(base: Path, url: str) -> str:
     path.write_text(f"key = '''\n{key.as_pem(private=True).decode()}'''\nplanted = \"{SECRET}\"\n")
     path.chmod(0o600)
     (base / "public.pem").write_bytes(key.as_pem(private=False))
-    return f'''
+    return f"""
 [secrets.signing]
 ref = "file://{path}#key"
 [secrets.absent]
@@ -558,4 +572,4 @@ minter = "jwt"
 key = "secret absent"
 issuer = "https://lockgate.example"
 audience = "broken"
-'''
+"""
