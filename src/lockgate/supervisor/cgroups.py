@@ -19,6 +19,7 @@ import msgspec
 
 from lockgate.contract.bounds import Bounds
 
+FIX: Final = "run it as root, or as a systemd service with Delegate=yes and DelegateSubgroup=supervisor"
 MemoryBy = Literal["cgroup v1", "cgroup v2", "rlimit", "none"]
 PERIOD_US: Final = 100_000
 _PREFIX: Final = "lockgate-"
@@ -190,14 +191,14 @@ def _find_v1(mounts: list[Mount], own: dict[str, str], name: str, missing: dict[
         mount = next((m for m in mounts if controller in m.controllers), None)
         where = locate(mount, own[controller]) if mount is not None and controller in own else None
         if where is None:
-            missing[controller] = f"the kernel's {controller} controller is in no mounted hierarchy; {_FIX}"
+            missing[controller] = f"the kernel's {controller} controller is in no mounted hierarchy"
             continue
         base = f"{where}/{name}"
         try:
             _sweep(where)
             _try(base, knob)
         except OSError as err:
-            missing[controller] = f"no group can be made in {where} ({err.strerror}); {_FIX}"
+            missing[controller] = f"no group can be made in {where} ({err.strerror})"
             continue
         found[controller] = base
         if controller == "memory":
@@ -220,12 +221,6 @@ def _swap_of(base: str, knob: str, name: str) -> str:
     return "" if _swap_active() else "no swap on this host"
 
 
-_FIX: Final = (
-    "run the supervisor as root, or as a systemd service with Delegate=yes and DelegateSubgroup=supervisor, "
-    'or accept memory = "rlimit"'
-)
-
-
 def _find_v2(
     mounts: list[Mount], own: dict[str, str], explicit: str | None, name: str, missing: dict[str, str]
 ) -> Layout:
@@ -242,7 +237,7 @@ def _find_v2(
             for one in sorted(controllers):
                 write(f"{parent}/cgroup.subtree_control", f"+{one}")
         except OSError as err:
-            missing["memory"] = f"controllers cannot be handed down in {parent} ({err.strerror}); {_FIX}"
+            missing["memory"] = f"controllers cannot be handed down in {parent} ({err.strerror})"
             controllers = set()
     base = f"{parent if controllers else where}/{name}"
     try:
@@ -251,7 +246,7 @@ def _find_v2(
         for one in sorted(controllers):
             write(f"{base}/cgroup.subtree_control", f"+{one}")
     except OSError as err:
-        missing["kill"] = f"no group can be made in {where} ({err.strerror}); {_FIX}"
+        missing["kill"] = f"no group can be made in {where} ({err.strerror})"
         return Layout()
     has_kill = Path(base, "cgroup.kill").exists()
     if not has_kill:

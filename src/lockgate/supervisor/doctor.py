@@ -20,6 +20,7 @@ from lockgate.contract import wire
 from lockgate.contract.bounds import KiB, MiB
 from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.contract.run import Rung, RunSpec
+from lockgate.supervisor import cgroups
 from lockgate.supervisor.engine import Engine
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.loop import Reactor
@@ -28,9 +29,6 @@ from lockgate.supervisor.settings import Settings
 
 _SECONDS: Final = 90.0
 _TIMED: Final = 9
-_FIX_CGROUP: Final = (
-    "run the supervisor as root, or as a systemd service with Delegate=yes and DelegateSubgroup=supervisor"
-)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +233,7 @@ class Doctor:
 
     def _judge_rlimit(self, finished: wire.Finished) -> list[Row]:
         missing = self._engine.layout.missing
-        why = missing.get("memory") or missing.get("swap") or "no memory cgroup"
+        why = f"{missing.get('memory') or missing.get('swap') or 'no memory cgroup'}: {cgroups.FIX}"
         held = finished.killed_by == "memory" or (finished.error is not None and finished.error.name == "MemoryError")
         by = "rlimit (address space of the one process)"
         return [
@@ -249,7 +247,7 @@ class Doctor:
         most = 1 if self._by_rlimit else 16
         held = isinstance(value, int) and 0 < value <= most
         return [
-            Row(name="pids", holds=held, by=by, saw=f"{value} tasks were the most", fix="" if held else _FIX_CGROUP)
+            Row(name="pids", holds=held, by=by, saw=f"{value} tasks were the most", fix="" if held else cgroups.FIX)
         ]
 
     def _judge_share(self, finished: wire.Finished, by: str) -> Row:
@@ -261,7 +259,7 @@ class Doctor:
             holds=held,
             by=by if held else "none",
             saw=f"a spin under 0.25 cores got {rate:.2f}",
-            fix="" if held else self._engine.layout.missing.get("cpu", _FIX_CGROUP),
+            fix="" if held else f"{self._engine.layout.missing.get('cpu', 'no quota')}: {cgroups.FIX}",
         )
 
     def _judge_disk(self, finished: wire.Finished) -> list[Row]:
@@ -292,7 +290,7 @@ class Doctor:
                     holds=bool(kill),
                     by="cgroup v2" if kill else "none",
                     saw="kills go through it and the pidfd" if kill else "kills go through the pidfd alone",
-                    fix="" if kill else layout.missing.get("kill", _FIX_CGROUP),
+                    fix="" if kill else f"{layout.missing.get('kill', 'no cgroup v2')}: {cgroups.FIX}",
                 )
             )
         settings = engine.settings

@@ -126,7 +126,7 @@ class Engine:
             raise CannotIsolate(
                 f"the memory of a whole run cannot be capped here: {why}",
                 next_step=(
-                    'use a cgroup as above, or set [execution] memory = "rlimit" to accept a limit on address space '
+                    f'{cgroups.FIX}; or set [execution] memory = "rlimit" to accept a limit on address space '
                     "in its place (one process, no threads, an exception instead of a kill)"
                 ),
             )
@@ -227,6 +227,8 @@ class Engine:
         self._starter.close()
         if self.keeper is not None:
             self.keeper.close()
+            for base in self.layout.bases:
+                cgroups.remove_tree(base)  # nothing is left unless the keeper had died
 
 
 def check_bounds(asked: Bounds, most: Bounds) -> None:

@@ -195,12 +195,18 @@ class Keeper:
 
     def place(self, pid: int, limits: Limits, done: Placed) -> None:
         """Make a group around host process `pid`; `done` gets it, or None and why not."""
+        if not self.open:
+            done(None, "the keeper of the groups is gone")
+            return
         self._number += 1
         self._placing[self._number] = (limits, done)
         self._send(_encoder.encode(Place(self._number, pid, limits)))
 
     def remove(self, group: Group, done: Removed) -> None:
         """Remove a dead slot's group; `done` gets "" or what is in the way."""
+        if not self.open:
+            done("")  # `Engine.close` removes what a dead keeper left
+            return
         self._removing[group.number] = done
         self._send(_encoder.encode(Remove(group.number)))
 

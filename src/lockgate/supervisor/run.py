@@ -10,6 +10,7 @@ Rule 5: every wait here has a deadline: machine, attach, wall clock, the exit st
 from __future__ import annotations
 
 import hashlib
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -296,13 +297,25 @@ class Run:
             self._kill("cpu")
             return
         if slot.dead:
-            self._end(ended_without_result(exit_status(slot.machine.pidfd)), None)
+            self._left_with(exit_status(slot.machine.pidfd))
             return
         self._deck.reactor.remove(self._control)
         if self._timer is not None:
             self._timer.cancel()
         # Its first process is gone or has closed its end; the status is known once the namespace is reaped.
         self._timer = self._deck.reactor.after(_STATUS_SECONDS, self._left_late)
+
+    def _left_with(self, status: int | None) -> None:
+        if status is not None and status & 0x7F == signal.SIGKILL:
+            # From inside nobody can send SIGKILL to a namespace's first process, and no bound of ours was reached.
+            self.refuse(
+                HostFault(
+                    "the sandbox was killed by something on this host while the code ran",
+                    next_step="look in the kernel log for the out-of-memory killer; then run the code again",
+                )
+            )
+            return
+        self._end(ended_without_result(status), None)
 
     def _left_late(self) -> None:
         if self.slot is not None:

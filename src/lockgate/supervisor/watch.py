@@ -79,7 +79,19 @@ class Watch:
 
     """
 
-    __slots__ = ("_base", "_bounds", "_cores", "_on_limit", "_reactor", "_refused", "_rss", "_slot", "_timer", "_tree")
+    __slots__ = (
+        "_base",
+        "_bounds",
+        "_cores",
+        "_on_limit",
+        "_reactor",
+        "_refused",
+        "_resident",
+        "_rss",
+        "_slot",
+        "_timer",
+        "_tree",
+    )
 
     def __init__(
         self, reactor: Reactor, slot: Slot, bounds: Bounds, *, rss: bool, on_limit: Callable[[Trigger], object]
@@ -93,6 +105,7 @@ class Watch:
         self._refused: float | None = None
         self._cores = min(_CORES, bounds.cpu_share) if slot.group is not None else _CORES
         self._base = self._seconds()
+        self._resident = self._look_at_tree()[1] if rss else 0  # shared with the template: not this run's
         self._timer: Timer | None = reactor.after(self._pause(0.0), self._look)
 
     def _seconds(self) -> float:
@@ -120,7 +133,7 @@ class Watch:
         self._timer = None
         if self._rss:
             seconds, resident = self._look_at_tree()
-            if resident > self._bounds.memory:
+            if resident - self._resident > self._bounds.memory:
                 self._on_limit("memory")
                 return
             used = max(0.0, seconds - self._base)

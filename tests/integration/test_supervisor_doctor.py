@@ -1,0 +1,53 @@
+"""The doctor's report is what was seen, and data (X2, X3)."""
+
+from __future__ import annotations
+
+from lockgate.contract import wire
+
+ROWS = {
+    "userns", "landlock", "mdwe", "seccomp", "network", "proc cover", "environment", "wall", "memory", "whole-run OOM",
+    "swap", "pids", "cpu seconds", "cpu share", "disk", "inodes", "output", "cgroup.kill",
+}  # fmt: skip
+
+
+def test_every_bound_has_a_row_with_what_was_seen(supervisor):
+    report = supervisor.ask(wire.Doctor).data
+    rows = {row["name"]: row for row in report["bounds"]}
+    assert set(rows) == ROWS
+    assert all(row["saw"] for row in rows.values())
+    for name in ("wall", "seccomp", "network", "proc cover", "disk", "inodes", "output", "cpu seconds", "memory"):
+        assert rows[name]["holds"], rows[name]
+    for row in rows.values():
+        assert row["holds"] or row["fix"], row
+    (container,) = [rung for rung in report["rungs"] if rung["rung"] == "container"]
+    assert container["available"]
+    assert container["boundary"] == "shared kernel"
+    assert not any(rung["available"] for rung in report["rungs"] if rung["rung"] != "container")
+    assert report["memory_by"] == supervisor.ready.facts["memory_by"]
+    assert report["timings"]["acquire_to_result_ms"] > 0
+
+
+def test_the_doctor_leaves_nothing(supervisor):
+    before = supervisor.quiet(warm=2)
+    supervisor.ask(wire.Doctor)
+    after = supervisor.quiet(warm=2)
+    assert (after["fds"], after["runs"], after["groups"]) == (before["fds"], 0, before["groups"])
+
+
+def test_the_report_without_a_supervisor_process(supervisor):
+    """What the command line uses: no broker, no agent, everything cleaned up."""
+    import subprocess
+    import sys
+
+    script = (
+        "import json, os\nfrom lockgate.supervisor import doctor\nfrom lockgate.supervisor.settings import Settings\n"
+        "r = doctor.report(Settings(pool=1, memory='rlimit'))\n"
+        "print(json.dumps([r['rungs'][0]['available'], len(r['bounds']), len(os.listdir('/proc/self/fd'))]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    import json
+
+    available, rows, fds = json.loads(done.stdout)
+    assert available
+    assert rows == len(ROWS)
+    assert fds <= 5
