@@ -239,7 +239,7 @@ def document(record: Record, checks: list[Check]) -> bytes:
     attempts = []
     results = record.results(2)
     for one in tickets.ATTEMPTS:
-        held, got = one.judge(results[one.name]) if one.name in results else (False, "was not tried")
+        held, got = one.got(results)
         attempts.append({"name": one.name, "goal": one.goal, "held": held, "got": got})
     rows = record.rows()
     return msgspec.json.encode(

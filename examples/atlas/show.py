@@ -22,9 +22,8 @@ from lockgate.audit.rows import StoredRow
 from lockgate.gate.escape import escape
 
 MEMORY = {
-    "cgroup v1": "a memory cgroup (v1): the whole run dies",
-    "cgroup v2": "a memory cgroup (v2): the whole run dies",
-    "rlimit": "RLIMIT_AS and one process",
+    "cgroup v1": "a memory cgroup (v1); reaching it ends the whole run",
+    "cgroup v2": "a memory cgroup (v2); reaching it ends the whole run",
 }
 
 
@@ -47,38 +46,54 @@ def table(*columns: str, **options: Any) -> Table:
     return made
 
 
-def opening(facts: dict[str, Any]) -> Group:
+def grid(*lines: tuple[str, Any]) -> Table:
+    """Labels and texts, wrapped beside each other."""
+    made = Table.grid(padding=(0, 1))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column()
+    for label, text in lines:
+        made.add_row(label, text)
+    return made
+
+
+def opening(facts: dict[str, Any]) -> Panel:
     """The first lines: which rung, what kind of boundary that is, what would be stronger."""
     memory = str(facts.get("memory_by", "?"))
-    rung = Text.assemble(("Execution boundary", "bold"), "   what can this process reach?\n")
-    rung.append(
-        f"  rung      {facts.get('rung')}: namespaces, Landlock, seccomp; one sandbox a run, destroyed after it\n"
-    )
-    rung.append("  kind      ")
-    rung.append("the kernel is shared with this machine", style="bold yellow")
-    rung.append(
-        ": a packaging boundary. It contains accidents and\n            careless code; a kernel bug gets through it.\n"
-    )
-    rung.append("  accepted  ")
-    rung.append("this demo passes accept_shared_kernel=True itself", style="bold yellow")
-    rung.append(", and every audit row of code says so\n")
-    rung.append("  memory    ")
+    warn = "bold yellow"
+    held = Text(MEMORY.get(memory, memory))
     if memory == "rlimit":
-        rung.append("rlimit: weaker, and this demo accepts it itself", style="bold yellow")
-        rung.append(" (no memory cgroup is ours here)\n")
-    else:
-        rung.append(f"{MEMORY.get(memory, memory)}\n")
-    rung.append(
-        "  stronger  gvisor (its own kernel in user space), microvm (hardware), wasm: not built in this version"
+        held = Text("weaker: RLIMIT_AS and one process. This demo accepts that itself", style=warn)
+        held.append(", because no memory cgroup is ours here; as root it would be one", style="not bold default")
+    kind = Text("the kernel is shared with this machine", style=warn)
+    kind.append(
+        ": a packaging boundary. It holds careless code and what follows; a kernel bug gets through it",
+        style="not bold default",
     )
-    calls = Text.assemble(("Capability boundary", "bold"), "  what can this call do?\n")
-    calls.append(
-        "  one authorize() in the broker for tool calls and for code; identity, budgets and expiry are the run's;\n"
+    accepted = Text("accept_shared_kernel=True, passed by this demo itself", style=warn)
+    accepted.append("; the audit rows of code say so", style="not bold default")
+    execution = grid(
+        ("rung", f"{facts.get('rung')}: namespaces, Landlock, seccomp; one sandbox a run, destroyed after it"),
+        ("kind", kind),
+        ("accepted", accepted),
+        ("memory", held),
+        ("stronger", "gvisor (a kernel of its own in user space), microvm (hardware), wasm: not in this version"),
     )
-    calls.append(
-        "  a token is minted for one call, used in the broker and never seen by agent or sandbox; every call is a row"
+    calls = grid(
+        ("decides", "one authorize() in the broker, for tool calls and for code; who, budget and expiry are the run's"),
+        ("keys", "a token is minted for one call, used in the broker, never seen by the agent or the sandbox"),
+        ("record", "every call and every denial is a row of a chained audit log, before its effect"),
     )
-    return Group(Panel(Group(rung, Text(), calls), title="lockgate demo", title_align="left", padding=(0, 1)))
+    return Panel(
+        Group(
+            Text("Execution boundary: what can this process reach?", style="bold cyan"),
+            execution,
+            Text(),
+            Text("Capability boundary: what can this call do?", style="bold cyan"),
+            calls,
+        ),
+        title="lockgate demo",
+        title_align="left",
+    )
 
 
 def ticket_one(record: Record) -> Group:
@@ -102,6 +117,7 @@ def ticket_one(record: Record) -> Group:
                 border_style="dim",
             )
     return Group(
+        Text(),
         Rule("Ticket one: a refund", align="left"),
         Text.assemble(("Dana writes  ", "bold"), safe(tickets.TICKET_ONE, 400)),
         Text(),
@@ -122,9 +138,10 @@ def ticket_two(record: Record) -> Group:
     results = record.results(2)
     lines = table("attempt", "wants to", "got", "")
     for attempt in tickets.ATTEMPTS:
-        held, got = attempt.judge(results[attempt.name]) if attempt.name in results else (False, "was not tried")
+        held, got = attempt.got(results)
         lines.add_row(attempt.name, attempt.goal, safe(got, 240), mark(held=held))
     return Group(
+        Text(),
         Rule("Ticket two: hostile", align="left"),
         Text.assemble(("Mallory writes  ", "bold"), safe(tickets.TICKET_TWO, 400)),
         Text("The model does as it is told. Each attempt runs in a fresh sandbox and knows all paths and ports.\n"),
@@ -135,40 +152,34 @@ def ticket_two(record: Record) -> Group:
 
 
 def denials(rows: list[StoredRow]) -> Group:
-    """Every refusal: the rule for the operator, the reason for the code."""
-    lines = table("operation", "via", "rule", "for the operator only", "what the code saw")
+    """Every refusal: the rule and the values for the operator, the reason for the code."""
+    lines = table("operation", "rule that decided", "for the operator only", "what the code saw")
     for row in rows:
         if row.phase == "denied":
-            lines.add_row(
-                safe(row.operation or "", 40),
-                row.via or "",
-                row.rule or "(nothing allows it)",
-                safe(row.reason or "", 80),
-                row.visible or "",
-            )
-    return Group(Rule("Denials", align="left"), lines)
+            rule = row.rule or "nothing allows it"
+            lines.add_row(safe(row.operation, 40), rule, safe(row.reason or "", 80), row.visible or "")
+    return Group(Text(), Rule("Denials", align="left"), lines)
 
 
 def audit(rows: list[StoredRow]) -> Group:
     """All rows, one line each."""
-    lines = table("row", "user", "via", "rung", "operation", "phase", "verdict", "status", "rule")
+    lines = table("row", "user", "via", "operation", "what", "rule")
     for row in rows:
+        what = {"intent": "intent", "outcome": f"outcome {row.status}", "denied": "denied"}.get(row.phase, row.status)
+        killed = row.detail.get("killed_by")
         lines.add_row(
             str(row.seq),
             row.user,
-            row.via or "",
-            f"{row.rung}*" if row.shared_kernel else row.rung or "",
-            safe(row.operation or "", 30),
-            row.phase,
-            row.verdict or "",
-            safe(row.detail.get("killed_by") or row.status, 20),
+            f"{row.via or '-'}{'*' if row.shared_kernel else ''}",
+            safe(row.operation or "-", 24),
+            Text(safe(f"killed: {killed}" if killed else what, 20), style="yellow" if row.phase == "denied" else ""),
             row.rule or "",
         )
-    note = Text(
-        "* on a shared kernel. Each row also has agent, tenant, run, scope hash, argument hash and its place in "
+    note = (
+        "* in the container rung, on a shared kernel. Each row also has agent, tenant, run, rung, scope hash, argument "
     )
-    note.append("the chain:\n  lockgate audit tail, lockgate audit verify")
-    return Group(Rule("Audit rows", align="left"), lines, note)
+    note += "hash and its place in the chain. See them again: lockgate audit tail, lockgate audit verify."
+    return Group(Text(), Rule("Audit rows", align="left"), lines, Text(note, style="dim"))
 
 
 def verdict(checks: list[Check], seconds: float) -> Group:
@@ -184,7 +195,7 @@ def verdict(checks: list[Check], seconds: float) -> Group:
         last.append(
             "  What lockgate cannot do: a call that its scope allows runs, as Mallory's one refund shows.", style=""
         )
-    return Group(Rule("The demo's own checks", align="left"), lines, Text(), last)
+    return Group(Text(), Rule("The demo's own checks", align="left"), lines, Text(), last)
 
 
 def console(*, quiet: bool) -> Console:

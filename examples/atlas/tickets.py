@@ -47,11 +47,11 @@ def attempt(what, act):
 tried = []
 """
 _CALL: Final = """\
-def call(name, **arguments):
+def call(operation, **arguments):
     try:
-        tried.append({"what": name, "answer": host.call(name, **arguments), "reason": None})
+        tried.append({"what": operation, "answer": host.call(operation, **arguments), "reason": None})
     except host.HostError as error:
-        tried.append({"what": name, "answer": str(error), "reason": error.reason})
+        tried.append({"what": operation, "answer": str(error), "reason": error.reason})
 tried = []
 """
 
@@ -73,6 +73,17 @@ class Attempt:
     code: str
     judge: Callable[[Any], tuple[bool, str]]
     seconds: float = 2.0
+
+    def got(self, results: dict[str, Any]) -> tuple[bool, str]:
+        """Return whether this attempt held, and what the code got, in one line."""
+        result = results.get(self.name)
+        if result is None:
+            return False, "was not tried"
+        try:
+            return self.judge(result)
+        except Exception as error:  # noqa: BLE001 - the value is the hostile code's: any shape is possible
+            failed = result.error.message if result.error is not None else result.text[:200]
+            return False, f"not what was expected ({type(error).__name__}): {failed}"
 
     def source(self, facts: dict[str, str]) -> str:
         """Return the code with the facts filled in."""
@@ -165,7 +176,10 @@ for path in ("/proc/self/environ", "/proc/1/environ", "/proc/{pid}/environ", "/p
              "/proc/sys/kernel/core_pattern"):
     attempt(path, lambda: open(path, "rb").read())
 attempt("write core_pattern", lambda: open("/proc/sys/kernel/core_pattern", "w"))
-attempt("list of processes", lambda: os.listdir("/proc")[0])
+def processes():
+    if not os.listdir("/proc"):
+        raise FileNotFoundError("/proc is empty")
+attempt("list of processes", processes)
 tried
 """,
         _all_refused,

@@ -43,8 +43,13 @@ def groups(pid: int) -> set[str]:
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)
             for root in [f"/sys/fs/cgroup/{names}"] if names else ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]:
-                found.add(root.rstrip("/") + path)
+                found.add((root + path).rstrip("/"))
     return found
+
+
+def all_groups() -> set[str]:
+    """Return every cgroup directory of this machine."""
+    return {folder for folder, _, _ in os.walk("/sys/fs/cgroup")}
 
 
 def mounts() -> int:
@@ -65,6 +70,7 @@ class Watcher:
     seen: dict[tuple[int, str], str] = field(default_factory=dict)
     namespaces: set[str] = field(default_factory=set)
     cgroups: set[str] = field(default_factory=set)
+    _before: set[str] = field(default_factory=all_groups)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -79,7 +85,6 @@ class Watcher:
             self._thread.join()
 
     def _follow(self) -> None:
-        own = groups(os.getpid())
         while not self._stop.wait(PERIOD):
             todo = [self.pid]
             while todo:
@@ -94,7 +99,7 @@ class Watcher:
                 with suppress(OSError):
                     name = Path(f"/proc/{pid}/comm").read_text().strip()
                 self.seen[pid, started] = name
-                self.cgroups |= groups(pid) - own
+                self.cgroups |= groups(pid) - self._before
 
     def left(self, seconds: float = 3.0) -> list[str]:
         """Return what is still there, after giving the kernel up to `seconds` to reap it."""
