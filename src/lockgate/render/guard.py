@@ -1,0 +1,357 @@
+"""The render guard: one object per run, one method per sink.
+
+Rule 1: rebuild, never filter. Every method parses, judges, cleans and emits; nothing of the input is passed on.
+Rule 2: when in doubt the plain form is shown (`fell_back`), never the rich one.
+Rule 3: pure. Denials are values; the caller audits and alerts on them before it shows the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from lockgate.contract.errors import ConfigError
+from lockgate.render import canary, chat, emit_html, emit_markdown, files, office, plain, selfcheck, tickets
+from lockgate.render.bounds import TooComplex
+from lockgate.render.headers import headers
+from lockgate.render.judge import Budget, Judge, destination
+from lockgate.render.parse_html import Found, parse_html
+from lockgate.render.parse_markdown import parse_markdown
+from lockgate.render.policy import Denial, Provenance, Rendered, RenderPolicy, Sink
+from lockgate.render.stream import Stream
+from lockgate.render.tree import Block, Para, Text
+from lockgate.render.visible import defang
+
+Source = Literal["markdown", "html"]
+STREAMS: Final = ("markdown", "html", "github", "email", "text", "terminal", "log", "latex")
+_WITHHELD: Final = "[withheld: this message held a value that must not leave]"
+_MARKER: Final = "[{} bytes dropped]"
+_WINDOW: Final = 8192
+_NOTICES: Final = 10
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{2}[^\s<>\"']{1,300}")
+_SEQUENCE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\\n)")
+_FORMULA: Final = re.compile(r"(?m)^[\s\"']*[=+@\uff1d\uff0b\uff20-][A-Za-z(@]")
+
+
+class Guard:
+    """Renders what a run's model wrote for the places it is shown at.
+
+    Args:
+        policy: the operator's rules and caps.
+        provenance: URLs known before the model spoke; one per run.
+
+    Attributes:
+        latched: set it when the run has read private and untrusted data (E7): prefix rules stop, provenance stays.
+
+    """
+
+    def __init__(self, policy: RenderPolicy | None = None, provenance: Provenance | None = None) -> None:
+        self.policy = policy if policy is not None else RenderPolicy()
+        self.provenance = provenance if provenance is not None else Provenance()
+        self.latched = False
+        self._run_urls: set[str] = set()
+        self._needles = canary.needles(self.policy.canaries)
+        self._count = 0
+
+    # ---- documents -----------------------------------------------------------------------------------------------
+    def markdown(self, text: str | bytes, *, source: Source = "markdown") -> Rendered:
+        """Markdown for a chat client."""
+        return self._document(text, "markdown", source)
+
+    def html(self, text: str | bytes, *, source: Source = "markdown") -> Rendered:
+        """HTML for a page; `source` says what the text is written in."""
+        return self._document(text, "html", source)
+
+    def email_html(self, text: str | bytes, *, source: Source = "markdown") -> Rendered:
+        """The HTML part of a mail: no images, links broken in words, since mail clients link and load."""
+        return self._document(text, "email", source)
+
+    def github(self, text: str | bytes) -> Rendered:
+        """A comment on a forge: Markdown without images (its proxy still fetches) and without mentions."""
+        return self._document(text, "github", "markdown")
+
+    def slack(self, text: str | bytes) -> Rendered:
+        """Arguments of Slack's chat.postMessage, as JSON."""
+        return self._document(text, "slack", "markdown")
+
+    def slack_mrkdwn(self, text: str | bytes) -> Rendered:
+        """Words for one mrkdwn field."""
+        return self._words(text, "slack", lambda value: (chat.mrkdwn(value), 0))
+
+    def discord(self, text: str | bytes) -> Rendered:
+        """A Discord message body, as JSON."""
+        return self._words(text, "discord", lambda value: (_dump(chat.discord(value)), 0))
+
+    def adaptive_card(self, text: str | bytes) -> Rendered:
+        """An Adaptive Card, as JSON, from Markdown or from a card."""
+        return self._document(text, "teams", "markdown")
+
+    def teams(self, text: str | bytes) -> Rendered:
+        """The same as adaptive_card()."""
+        return self.adaptive_card(text)
+
+    def jira(self, text: str | bytes) -> Rendered:
+        """A comment in Atlassian Document Format, as JSON."""
+        return self._document(text, "jira", "markdown")
+
+    def jira_wiki(self, text: str | bytes) -> Rendered:
+        """Words for Jira wiki markup."""
+        return self._words(text, "jira", lambda value: (tickets.wiki(value), 0))
+
+    # ---- plain characters ------------------------------------------------------------------------------------------
+    def text(self, text: str | bytes) -> Rendered:
+        """Plain text for messages, titles, push, tickets, calendars."""
+        return self._words(text, "text", plain.text)
+
+    def terminal(self, text: str | bytes) -> Rendered:
+        """Text for a terminal."""
+        return self._words(text, "terminal", plain.terminal)
+
+    def log_line(self, text: str | bytes) -> Rendered:
+        """One log record on one line."""
+        return self._words(text, "log", plain.log_line)
+
+    def latex(self, text: str | bytes) -> Rendered:
+        """Words for a TeX document."""
+        return self._words(text, "latex", lambda value: (plain.latex(value), 0))
+
+    def header(self, text: str | bytes) -> Rendered:
+        """One header value or subject line."""
+        return self._words(text, "header", lambda value: (plain.header_value(value), 0))
+
+    def cell(self, text: str | bytes) -> Rendered:
+        """One spreadsheet cell (CSV and xlsx), never a formula."""
+        return self._words(text, "csv", lambda value: (plain.cell(value), 0))
+
+    def csv(self, rows: list[list[str]] | str | bytes) -> Rendered:
+        """A CSV file from rows, or from CSV text, every cell quoted and inert."""
+        if isinstance(rows, list):
+            return self._words(
+                "\n".join("\0".join(row) for row in rows), "csv", lambda _: ("".join(map(plain.csv_row, rows)), 0)
+            )
+        return self._words(rows, "csv", lambda value: ("".join(plain.csv_row(row) for row in _csv_rows(value)), 0))
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+    def svg(self, text: str | bytes) -> Rendered:
+        """An SVG file, rebuilt."""
+        return self._file(text, "svg", files.svg)
+
+    def xml(self, text: str | bytes) -> Rendered:
+        """An XML file that fetches nothing."""
+        return self._file(text, "xml", files.xml)
+
+    def json(self, text: str | bytes) -> Rendered:
+        """A JSON file without schema and remote references."""
+        return self._file(text, "json", files.json_file)
+
+    def yaml(self, text: str | bytes) -> Rendered:
+        """A YAML file without schema, tags and remote references."""
+        return self._file(text, "yaml", files.yaml_file)
+
+    def ipynb(self, text: str | bytes) -> Rendered:
+        """A notebook with text and PNG outputs only."""
+        return self._file(text, "ipynb", lambda value, report: files.notebook(value, report, self._cell_markdown))
+
+    def office(self, data: bytes) -> tuple[Denial, ...]:
+        """Inspect a docx, pptx, xlsx or ODF file; an empty answer lets it leave unchanged."""
+        found = office.refuse(data)
+        if found is None:
+            return ()
+        reason, where = found
+        return (Denial(reason, "office", "file", destination(where.decode("utf-8", "replace"))),)
+
+    def headers(self) -> dict[str, str]:
+        """Headers for the page that shows the answer."""
+        return headers(self.policy)
+
+    def stream(self, sink: str = "markdown") -> Stream:
+        """Return a stream for one message.
+
+        Raises:
+            ConfigError: the sink has no stream, since its output is one structure.
+
+        """
+        if sink not in STREAMS:
+            raise ConfigError(f"{sink!r} cannot be streamed", next_step="use one of " + ", ".join(STREAMS))
+        budget = Budget(run_urls=self._run_urls)
+        tail = ""
+
+        def watch(text: str) -> bool:
+            nonlocal tail
+            tail = (tail + text)[-(_WINDOW + len(text)) :]
+            return canary.hit(tail, self._needles)
+
+        def piece(text: str, as_plain: bool) -> Rendered:
+            if stream.withheld:
+                return Rendered("", (Denial("canary", sink, "text", severity="critical"),))
+            if sink in {"text", "terminal", "log", "latex"}:
+                method = {"text": plain.text, "terminal": plain.terminal, "log": _log_line, "latex": _latex}[sink]
+                made, removed = method(text)
+                return Rendered(made, self._invisible(removed, sink))
+            return self._emit(text, sink, "markdown", budget, as_plain=as_plain)
+
+        stream = Stream(piece, blocks=sink in {"markdown", "html", "github", "email"}, watch=watch)
+        return stream
+
+    # ---- how ---------------------------------------------------------------------------------------------------------
+    def _bounded(self, text: str | bytes) -> tuple[str, int]:
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+        over = len(raw) - self.policy.max_bytes
+        kept = raw if over <= 0 else raw[: self.policy.max_bytes]
+        return kept.decode("utf-8", "backslashreplace" if over <= 0 else "ignore"), max(0, over)
+
+    def _document(self, raw: str | bytes, sink: Sink, source: Source) -> Rendered:
+        text, dropped = self._bounded(raw)
+        if canary.hit(text, self._needles):
+            return self._withhold(sink)
+        made = self._emit(text, sink, source, Budget(run_urls=self._run_urls), as_plain=dropped > 0, dropped=dropped)
+        if self._needles and canary.hit(made.text, self._needles):
+            return self._withhold(sink)
+        return made
+
+    def _withhold(self, sink: str) -> Rendered:
+        return Rendered(_WITHHELD, (Denial("canary", sink, "text", severity="critical"),))
+
+    def _judge(self, sink: str, budget: Budget) -> Judge:
+        images = sink in {"markdown", "html"}
+        return Judge(self.policy, self.provenance, sink, budget, latched=self.latched, images=images)
+
+    def _emit(
+        self, text: str, sink: str, source: Source, budget: Budget, *, as_plain: bool = False, dropped: int = 0
+    ) -> Rendered:
+        judge = self._judge(sink, budget)
+        if sink == "teams":
+            card = _card(text)
+            if card is not None:
+                return Rendered(_dump(chat.rebuild_card(card, judge)), tuple(judge.denials))
+        try:
+            blocks = _words_only(text, dropped) if as_plain else self._parse(text, source, judge)
+            judge.blocks(blocks)
+        except (TooComplex, RecursionError):
+            as_plain = True
+            blocks = _words_only(text, dropped)
+            judge.blocks(blocks)
+        out = _EMIT[sink](blocks)
+        found = None if as_plain else self._second_opinion(out, sink, judge.approved)
+        if found is not None:
+            judge.denials.append(Denial("self_check", sink, "markup", severity="critical"))
+            out, as_plain = _EMIT[sink](_words_only(text, dropped)), True
+        return Rendered(out, tuple(judge.denials), dropped, as_plain)
+
+    def _parse(self, text: str, source: Source, judge: Judge) -> list[Block]:
+        found = Found()
+        blocks = parse_html(text, found) if source == "html" else parse_markdown(text, found)
+        for what, value in found.markup:
+            judge.deny(f"markup_removed:{what}", "markup", destination(value))
+        return blocks
+
+    def _second_opinion(self, out: str, sink: str, approved: set[str]) -> str | None:
+        every = self.policy.check_every
+        self._count += 1
+        if every == 0 or self._count % every:
+            return None
+        if sink in {"markdown", "github"}:
+            return selfcheck.check_markdown(out, approved)
+        return selfcheck.check_html(out, approved) if sink in {"html", "email"} else None
+
+    def _words(self, raw: str | bytes, sink: Sink, method: Callable[[str], tuple[str, int]]) -> Rendered:
+        text, dropped = self._bounded(raw)
+        if canary.hit(text, self._needles):
+            return self._withhold(sink)
+        made, removed = method(text)
+        if dropped and sink not in {"csv", "discord", "header"}:
+            made += " " + _MARKER.format(dropped)
+        return Rendered(made, (*_noticed(text, sink), *self._invisible(removed, sink)), dropped)
+
+    def _invisible(self, removed: int, sink: str) -> tuple[Denial, ...]:
+        return (Denial("invisible_text", sink, "text"),) if removed > 8 else ()
+
+    def _file(self, raw: str | bytes, sink: Sink, method: Callable[[str, files.Report], str]) -> Rendered:
+        text, dropped = self._bounded(raw)
+        if canary.hit(text, self._needles):
+            return self._withhold(sink)
+        denials: list[Denial] = []
+
+        def report(what: str, value: str) -> None:
+            denials.append(Denial(f"markup_removed:{what[:60]}", sink, "file", destination(value)))
+
+        if dropped:
+            return Rendered("", (Denial("file_too_large", sink, "file"),), dropped, fell_back=True)
+        try:
+            return Rendered(method(text, report), tuple(denials))
+        except (ValueError, TooComplex, RecursionError):
+            denials.append(Denial("file_refused", sink, "file"))
+            return Rendered("", tuple(denials), fell_back=True)
+
+    def _cell_markdown(self, text: str) -> str:
+        return self._emit(text, "github", "markdown", Budget(run_urls=self._run_urls)).text
+
+
+def _noticed(text: str, sink: str) -> list[Denial]:
+    """What plain text held that its sink's program would have executed or linked; a few of each."""
+    found = [Denial("url_defanged", sink, "link", destination(match[0]), "medium") for match in _URL.finditer(text)][
+        :_NOTICES
+    ]
+    if _SEQUENCE.search(text):
+        found.append(Denial("control_sequence", sink, "text"))
+    if sink == "csv" and _FORMULA.search(text):
+        found.append(Denial("formula", sink, "text"))
+    return found
+
+
+def _words_only(text: str, dropped: int = 0) -> list[Block]:
+    """A tree of the words as they stand: a paragraph a block of lines, nothing is markup."""
+    blocks: list[Block] = [Para([Text(part)]) for part in re.split(r"\n[ \t]*\n", defang(text)) if part.strip()]
+    if dropped:
+        blocks.append(Para([Text(_MARKER.format(dropped))]))
+    return blocks
+
+
+def _github(blocks: list[Block]) -> str:
+    return emit_markdown.emit(blocks, mentions=False)
+
+
+_EMIT: Final[dict[str, Callable[[list[Block]], str]]] = {
+    "markdown": emit_markdown.emit,
+    "github": _github,
+    "html": emit_html.emit,
+    "email": lambda blocks: emit_html.emit(blocks, defang),
+    "slack": lambda blocks: _dump(chat.slack(blocks)),
+    "teams": lambda blocks: _dump(chat.adaptive_card(blocks)),
+    "jira": lambda blocks: _dump(tickets.document(blocks)),
+}
+
+
+def _log_line(text: str) -> tuple[str, int]:
+    made, removed = plain.log_line(text.removesuffix("\n"))
+    return made + "\n" * text.endswith("\n"), removed
+
+
+def _latex(text: str) -> tuple[str, int]:
+    return plain.latex(text), 0
+
+
+def _dump(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False)
+
+
+def _card(text: str) -> dict[str, Any] | None:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and data.get("type") == "AdaptiveCard" else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _csv_rows(text: str) -> list[list[str]]:
+    import csv  # noqa: PLC0415
+    import io  # noqa: PLC0415
+
+    return [row for row in csv.reader(io.StringIO(text.replace("\0", ""))) if row]
+
+
+__all__ = ["Guard", "Source"]

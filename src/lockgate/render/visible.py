@@ -1,0 +1,139 @@
+"""What a reader cannot see, and what a program would make a link of.
+
+Rule 1: a URL is judged before anything is removed from it (judge.py); this file only ever sees words.
+Rule 2: `defang` leaves nothing that a linkifier of plain text takes for a link, and stays readable.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+from lockgate.render.tlds import TLDS
+
+# Default-ignorable, format, bidirectional and control characters, variation selectors, tags, fillers, private use.
+_INVISIBLE_SET: Final = (
+    "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff"
+)
+INVISIBLE: Final = re.compile(f"[{_INVISIBLE_SET}]")
+_EMOJI: Final = re.compile("[\u203c-\u3299\U0001f000-\U0001faff#*0-9\u00a9\u00ae]")
+_JOINING: Final = re.compile("[\u0600-\u08ff\u0900-\u0dff\ufb50-\ufdff\ufe70-\ufefc]")
+_CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
+_CONTROL_LINE: Final = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\u2028\u2029]")
+
+SCHEMES: Final = (
+    "https?|ftps?|sftp|file|mailto|xmpp|tel|sms|data|blob|javascript|vbscript|wss?|ssh|git|ldaps?|smb|magnet|about|"
+    "view-source|intent|vscode|cursor|slack|msteams|attachment|cid|filesystem|jar|feed|irc|sips?|callto|facetime|"
+    "zoommtg|steam|tg|whatsapp|ms-[a-z-]{1,24}|x-[a-z-]{1,24}|web\\+[a-z]{1,24}|market|itms[a-z-]{0,12}|chrome|edge|res"
+)
+_SCHEME_BEFORE: Final = re.compile(rf"(?<![0-9A-Za-z])(?:{SCHEMES})\Z", re.IGNORECASE)
+_TRIGGER: Final = re.compile(r"[:@.\u3002\uff0e\uff61]|//|\\\\")
+_LABEL: Final = re.compile(r"[0-9A-Za-z-]+")
+_WINDOW: Final = 40  # longest scheme name that is looked for, and then some
+
+Live = Literal["colon", "dot", "www", "at"]
+
+
+def clean(text: str) -> tuple[str, int]:
+    """Return `text` without invisible characters, and how many were removed.
+
+    Kept: a joiner between two emoji, one variation selector after an emoji, joiners inside Arabic and Indic words.
+    U+2028 and U+2029 become a space.
+    """
+    if INVISIBLE.search(text) is None:
+        return text, 0
+    removed = 0
+
+    def one(match: re.Match[str]) -> str:
+        nonlocal removed
+        char, at = match[0], match.start()
+        before = text[at - 1] if at else ""
+        after = text[at + 1] if at + 1 < len(text) else ""
+        if char == "\ufe0f" and _EMOJI.match(before):
+            return char
+        if char == "\u200d" and (_EMOJI.match(before) or before == "\ufe0f") and _EMOJI.match(after):
+            return char
+        if char in "\u200c\u200d" and _JOINING.match(before) and _JOINING.match(after):
+            return char
+        removed += 1
+        return " " if char in "\u2028\u2029" else ""
+
+    return INVISIBLE.sub(one, text), removed
+
+
+def live_at(text: str, at: int) -> Live | None:
+    """Say what a linkifier would see in the trigger character at `at`, or None when it is only punctuation."""
+    char = text[at]
+    before = text[at - 1] if at else " "
+    after = text[at + 1] if at + 1 < len(text) else " "
+    if char == ":":
+        if after in "/\\" and (before.isalnum() or before in "+.-"):
+            return "colon"
+        if not after.isspace() and before.isalnum() and _SCHEME_BEFORE.search(text[max(0, at - _WINDOW) : at]):
+            return "colon"
+        return None
+    if char == "@":
+        return None if before.isspace() or after.isspace() else "at"
+    if text[max(0, at - 3) : at].lower() == "www" and not after.isspace():
+        return "www"
+    if not (before.isalnum() or before in "-_") or not (after.isalnum()):
+        return None
+    label = _LABEL.match(text, at + 1)
+    if label is None:
+        return "dot"  # a label that is not ASCII
+    return (
+        "dot"
+        if label[0].lower() in TLDS or label[0].lower().startswith("xn--") or not _ascii_end(text, label)
+        else None
+    )
+
+
+def _ascii_end(text: str, label: re.Match[str]) -> bool:
+    end = label.end()
+    return end >= len(text) or text[end].isascii() or not text[end].isalnum()
+
+
+def defang(text: str) -> str:
+    """Break every URL, `www.` name, address and host name visibly: `https[:]//`, `[at]`, `evil[.]com`."""
+
+    def mark(match: re.Match[str]) -> str:
+        start = match.start()
+        if len(match[0]) == 2:
+            return f"[{match[0]}]" if _double(text, start) else match[0]
+        kind = live_at(text, start)
+        if kind is None:
+            return match[0]
+        return {"colon": "[:]", "at": "[at]"}.get(kind, "[.]")
+
+    return _TRIGGER.sub(mark, text)
+
+
+def _double(text: str, at: int) -> bool:
+    """Whether a protocol-relative URL or a UNC path begins at `at`."""
+    before = text[at - 1] if at else " "
+    after = text[at + 2] if at + 2 < len(text) else " "
+    return not (before.isalnum() or before in ":/\\]") and not (after.isspace() or after in "/\\")
+
+
+def find_live(text: str) -> str | None:
+    """Return the first thing in plain text that a linkifier may take for a link, or None."""
+    for match in _TRIGGER.finditer(text):
+        start = match.start()
+        if _double(text, start) if len(match[0]) == 2 else live_at(text, start) is not None:
+            return text[max(0, start - 16) : start + 17]
+    return None
+
+
+def escape_controls(text: str, *, line: bool = False) -> str:
+    r"""Make C0, DEL and C1 visible as `\xNN`; CR LF is a newline. A `line` has no newline and no separators either."""
+    text = text.replace("\r\n", "\n")
+    pattern = _CONTROL_LINE if line else _CONTROL
+    return pattern.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
+
+
+def shown_host(host: str) -> str:
+    """Return a host as it may be shown anywhere: defanged, visible ASCII, at most 80 characters."""
+    safe = "".join(c if "!" <= c <= "~" and c not in "<>\"'`\\@/" else "?" for c in host[:80])
+    return safe.replace(".", "[.]").replace(":", "[:]")
