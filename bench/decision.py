@@ -97,7 +97,9 @@ def main() -> None:
 
     if ours().effect != "allow" or not theirs().allowed:
         raise SystemExit("the two do not agree on the call that is measured")
-    if cedarpy.is_authorized(asked | {"context": {"order_id": "ord_4417", "amount": 9900, "now": 1}}, policies, entities).allowed:
+    if cedarpy.is_authorized(
+        asked | {"context": {"order_id": "ord_4417", "amount": 9900, "now": 1}}, policies, entities
+    ).allowed:
         raise SystemExit("the reference does not decide")
 
     def timed(work: object, times: int) -> float:

@@ -1,7 +1,8 @@
-"""One reading of one request: JSON that two parsers could read in two ways is refused before any reads it.
+"""One reading of one request: JSON that two parsers could read in two ways is refused before anything acts on it.
 
-Rule 1: every byte of an object is accounted for by its keys and values. A duplicate key is dropped by the decoder and
-        leaves bytes over; so do white space and an escaped key, which our guest never writes.
+Rule 1: every byte is accounted for. What decodes and encodes to the same bytes again has no duplicate key, no white
+        space and no second spelling; anything else is counted: the length of an object is the sum of its keys and
+        values, and a duplicate key, which every decoder drops silently, leaves bytes over.
 Rule 2: a request is {"id":n,"op":"name","args":{...}}, in this order and spelling. Nothing is guessed from key case.
 Rule 3: what fails here is a protocol violation (the run is killed); a wrong type in well-formed arguments is not, and
         is answered by the operation's own decoder.
@@ -11,33 +12,32 @@ RFC 8259 section 4 leaves duplicate names to the reader; six Python parsers keep
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from lockgate.contract.errors import GuestProtocolError
 
-MAX_DEPTH: Final = 16
-MAX_OP: Final = 64  # bytes of an operation's name
+MAX_DEPTH: Final = 64
+MAX_OP: Final = 64  # characters of an operation's name
 MAX_ID: Final = 2**53
-_FRAME: Final = len(b'{"id":,"op":,"args":}')
-_PREFIX: Final = b'{"id":'
 _BRACE: Final = ord("{")
 _NESTED: Final = frozenset(b"{[")
+_SHALLOW: Final = 2 * MAX_DEPTH  # bytes that cannot nest deeper
 
 
-class _Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    id: msgspec.Raw
-    op: msgspec.Raw
-    args: msgspec.Raw
+class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    id: Annotated[int, msgspec.Meta(ge=1, le=MAX_ID)]
+    op: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OP)]
+    args: dict[str, Any]
 
 
-_envelope: Final = msgspec.json.Decoder(_Envelope)
-_integer: Final = msgspec.json.Decoder(int)
-_text: Final = msgspec.json.Decoder(str)
-_object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_array: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_any: Final = msgspec.json.Decoder(Any)
+_request: Final = msgspec.json.Decoder(_Request).decode
+_any: Final = msgspec.json.Decoder(Any).decode
+_object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_array: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 def _refuse(why: str) -> GuestProtocolError:
@@ -52,23 +52,17 @@ def decode_request(body: bytes) -> tuple[int, str, bytes]:
 
     """
     try:
-        envelope = _envelope.decode(body)
-        args = bytes(envelope.args)
-        if len(envelope.id) + len(envelope.op) + len(args) + _FRAME != len(body) or not body.startswith(_PREFIX):
-            raise _refuse("a request has duplicate keys, white space or another order of keys")
-        number = _integer.decode(envelope.id)
-        op = _text.decode(envelope.op)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        request = _request(body)
+        if (len(body) > _SHALLOW and _deep(body)) or _encode(request) != body:
+            _account(body, 0)
+    except _MALFORMED:
         raise _refuse("a request is not of the form {id, op, args}") from None
-    if not 0 < number <= MAX_ID:
-        raise _refuse("a request id is out of range")
-    # Names are ASCII without escapes, so the bytes on the wire are the name and nothing else.
-    if len(envelope.op) != len(op) + 2 or not 0 < len(op) <= MAX_OP or not op.isascii() or not op.isprintable():
-        raise _refuse("an operation name is empty, too long or not plain ASCII")
-    if not args.startswith(b"{"):
-        raise _refuse("the arguments are not an object")
-    check_unique_keys(args)
-    return number, op, args
+    op = request.op
+    # An escaped quote is never followed by a bare one, so this stands where the arguments begin and nowhere before.
+    at = body.find(b',"args":')
+    if not op.isascii() or not op.isprintable() or not body.startswith(b'{"id":%d,"op":"' % request.id):
+        raise _refuse("a request has another order of keys, or an operation's name that is not plain ASCII")
+    return request.id, op, body[at + 8 : -1]
 
 
 def check_unique_keys(raw: bytes) -> None:
@@ -79,26 +73,36 @@ def check_unique_keys(raw: bytes) -> None:
 
     """
     try:
-        _any.decode(raw)  # the whole is well-formed, strings included: the accounting below reads only the skeleton
-        if raw[:1] in (b"{", b"["):
+        found = _any(raw)
+        if (len(raw) > _SHALLOW and _deep(raw)) or _encode(found) != raw:
             _account(raw, 0)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise _refuse("the arguments are not well-formed JSON") from None
+    except _MALFORMED:
+        raise _refuse("JSON is not well-formed") from None
+
+
+def _deep(raw: bytes) -> bool:
+    """Whether there are brackets enough to nest too deep; then they are followed."""
+    return raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
 
 
 def _account(raw: bytes | msgspec.Raw, depth: int) -> None:
     if depth > MAX_DEPTH:
-        raise _refuse(f"the arguments are nested deeper than {MAX_DEPTH}")
-    if memoryview(raw)[0] == _BRACE:
+        raise _refuse(f"values are nested deeper than {MAX_DEPTH}")
+    first = memoryview(raw)[0]
+    if first == _BRACE:
         # Two braces; per pair two quotes and a colon; a comma between pairs.
-        pairs = _object.decode(raw)
+        pairs = _object(raw)
         values = list(pairs.values())
         expected = 1 + sum(map(len, values)) + sum(len(key.encode()) + 4 for key in pairs) if pairs else 2
         what = "an object has duplicate keys, white space or escaped keys"
-    else:
-        values = _array.decode(raw)
+    elif first in _NESTED:
+        values = _array(raw)
         expected = 1 + sum(map(len, values)) + len(values) if values else 2
         what = "an array holds white space"
+    else:
+        if depth == 0 and raw != bytes(raw).strip(b" \t\r\n"):
+            raise _refuse("a value has white space around it")
+        return
     if expected != len(raw):
         raise _refuse(what)
     for value in values:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from lockgate.contract.run import Principal
-from lockgate.policy.compile import Check, CompiledScope, Rule
+from lockgate.policy.compile import Check, CompiledScope, Condition, Rule
 from lockgate.policy.registry import Operation
 from lockgate.policy.types import BadArguments
-from lockgate.policy.verdict import Obligations, Verdict
+from lockgate.policy.verdict import Verdict
 
 NOT_AVAILABLE: Final = Verdict("deny", None, None, "not in the scope", "not_available")
 EXPIRED: Final = Verdict("deny", "expires", None, "the scope has expired", "expired")
@@ -78,14 +78,14 @@ def _decide(rule: Rule, args: Any) -> Verdict:
             return Verdict("deny", f"{name}.arguments", args.path, args.detail, "bad_request")
         return Verdict("deny", "internal", None, "arguments of another type", "unavailable")
     for condition in rule.denials:
-        hit = _holds(condition.checks, args)
-        if hit is not None:
+        held, hit = _holds(condition, args)
+        if held and hit is not None:
             return Verdict("deny", hit.rule, hit.path, _explain(hit, args, "denied: "), "argument_not_allowed")
-    for check in rule.checks:
+    for get, test, check in rule.ready:
         try:
-            if check.test(getattr(args, check.name)):
+            if test(get(args)):
                 continue
-            why = check.explain(getattr(args, check.name))
+            why = check.explain(get(args))
         except Exception as error:  # noqa: BLE001 - a constraint that raises denies
             why = f"{check.name} cannot be compared: {type(error).__name__}"
         return Verdict("deny", check.rule, check.path, why, "argument_not_allowed")
@@ -96,31 +96,29 @@ def _decide(rule: Rule, args: Any) -> Verdict:
             dotted = bad.path[1:].replace("/", ".")
             return Verdict("deny", f"{name}.{dotted}.{bad.check.kind}", bad.path, why, "argument_not_allowed")
     for condition in rule.approve:
-        if not condition.checks:
-            return _ask(rule, args, condition.rule, None, "every call of it needs approval")
-        hit = _holds(condition.checks, args)
-        if hit is not None:
-            return _ask(rule, args, condition.rule, hit.path, _explain(hit, args, "needs approval: "))
+        held, hit = _holds(condition, args)
+        if held:
+            path, why = (None, "always") if hit is None else (hit.path, _explain(hit, args, "needs approval: "))
+            asked = rule.obligations(args, approval=True)
+            return Verdict("needs_approval", condition.rule, path, why, "approval_required", asked)
     if not rule.caps:
         return rule.allowed
     return Verdict("allow", name, None, "", None, rule.obligations(args, approval=False))
 
 
-def _ask(rule: Rule, args: Any, name: str, path: str | None, why: str) -> Verdict:
-    obligations: Obligations = rule.obligations(args, approval=True)
-    return Verdict("needs_approval", name, path, why, "approval_required", obligations)
-
-
-def _holds(checks: tuple[Check, ...], args: Any) -> Check | None:
-    """Return the last check when all hold, else None. One that raises decides at once: it denies or asks."""
-    last: Check | None = None
-    for last in checks:
+def _holds(condition: Condition, args: Any) -> tuple[bool, Check | None]:
+    """Return whether every test holds, with the last; one that raises decides at once: it denies or asks."""
+    check: Check | None = None
+    for get, test, check in condition.ready:
         try:
-            if not last.test(getattr(args, last.name)):
-                return None
+            if not test(get(args)):
+                return _NO
         except Exception:  # noqa: BLE001 - what cannot be compared is taken for the case that restricts
-            return last
-    return last
+            return True, check
+    return True, check
+
+
+_NO: Final = (False, None)
 
 
 def _explain(check: Check, args: Any, prefix: str) -> str:

@@ -34,12 +34,16 @@ Get = Callable[[Any], Iterable[Any]]
 
 
 class FieldCheck(NamedTuple):
-    """A check bound to its place: `get` yields the values of that place; `attribute` names a plain top-level field."""
+    """A check bound to its place: `get` yields the values of that place.
+
+    `attribute` names a plain top-level field, which needs no such detour; `optional` says whether it may be None.
+    """
 
     path: str
     get: Get
     check: ArgCheck
     attribute: str | None
+    optional: bool
 
 
 class Field(NamedTuple):
@@ -109,8 +113,8 @@ def ready(one: FieldCheck) -> tuple[Callable[[Any], Any], Callable[[Any], object
     if one.attribute is None:
         get, single = one.get, test
         return get, lambda values: all(value is None or single(value) for value in values), one
-    optional = test
-    return attrgetter(one.attribute), lambda value: value is None or optional(value), one
+    given = test
+    return attrgetter(one.attribute), (lambda value: value is None or given(value)) if one.optional else given, one
 
 
 def _lines(value: str) -> bool:
@@ -151,25 +155,27 @@ class _Walk:
         if set(parts) & CREDENTIAL or {"api", "key"} <= set(parts):
             self.refuse(path, "an argument may not carry a credential", "take it from call.mint()")
 
-    def field(
-        self, path: str, name: str, hint: Any, get: Get, metas: tuple[Any, ...], depth: int, attribute: str | None
-    ) -> None:
+    def field(  # noqa: PLR0917 - it calls itself with all it knows
+        self, path: str, name: str, hint: Any, get: Get, metas: tuple[Any, ...], depth: int, attribute: str | None,
+        optional: bool = False,
+    ) -> None:  # fmt: skip
         """Check one annotation."""
         origin = get_origin(hint)
         if origin is Annotated:
             inner, *more = get_args(hint)
-            return self.field(path, name, inner, get, (*metas, *more), depth, attribute)
+            return self.field(path, name, inner, get, (*metas, *more), depth, attribute, optional)
         if origin in (typing.Union, types.UnionType):
             arms = [arm for arm in get_args(hint) if arm is not type(None)]
             if len(arms) != 1:
                 self.refuse(path, "a union of several types has no single bound", "declare one type, optional or not")
-            return self.field(path, name, arms[0], get, metas, depth, attribute)
+            return self.field(path, name, arms[0], get, metas, depth, attribute, True)
         found = [check for check in map(_check_of, metas) if check is not None]
         pointer = "/" + path.replace(".", "/")
-        self.checks += [FieldCheck(pointer, get, check, attribute) for check in found]
+        self.checks += [FieldCheck(pointer, get, check, attribute, optional) for check in found]
         bounds = _Bounds.of(metas)
         if origin is Literal:
-            if len({type(value) for value in get_args(hint)} | {str, int}) != 2:
+            values: tuple[object, ...] = get_args(hint)
+            if not all(type(value) in (str, int) for value in values):
                 self.refuse(path, "a Literal holds something other than text and whole numbers", "use text or int")
         elif origin is list:
             if bounds.max_length is None:
@@ -178,7 +184,7 @@ class _Walk:
         elif hint is str:
             self.text(path, name, bounds, {check.kind for check in found})
             if not found:
-                self.checks.append(FieldCheck(pointer, get, TextCheck(lines=False), attribute))
+                self.checks.append(FieldCheck(pointer, get, TextCheck(lines=False), attribute, optional))
         elif hint is int:
             if bounds.low is None or bounds.high is None or max(abs(bounds.low), abs(bounds.high)) > INT_LIMIT:
                 self.refuse(
@@ -187,21 +193,21 @@ class _Walk:
         elif isinstance(hint, type) and issubclass(hint, Args):
             self.model(path, hint, get, depth + 1)
         elif hint is not bool and not (isinstance(hint, type) and issubclass(hint, enum.Enum)):
-            self.refuse(path, f"{_show(hint)} admits more than a bound can hold", "use lg.Id, lg.Text, lg.Int, "
-                        "lg.Cents, lg.ListOf, lg.Url, lg.PathBeneath, bool, Literal, an enum or a nested lg.Args")  # fmt: skip
+            self.refuse(
+                path,
+                f"{_show(hint)} admits more than a bound can hold",
+                "use lg.Id, lg.Text, lg.Int, lg.Cents, lg.ListOf, lg.Url, lg.PathBeneath, bool, Literal, an enum or a "
+                "nested lg.Args",
+            )
         return None
 
     def text(self, path: str, name: str, bounds: _Bounds, kinds: set[str]) -> None:
         """Check a str: its name, its pattern, its length."""
         last = name.lower().rstrip("0123456789").rpartition("_")[2]
-        last = next(
-            (word for word in URLISH | PATHISH if last in (word, f"{word}s") or last.endswith(word) and word in URLISH),
-            last,
-        )  # noqa: E501
-        if last in URLISH and "url" not in kinds:
+        if any(last.removesuffix("s").endswith(word) for word in URLISH) and "url" not in kinds:
             self.refuse(path, "its name says URL, but its destinations are not declared (E6)",
                         'write Annotated[str, lg.Url("https://hooks.example/T1/*")]')  # fmt: skip
-        if last in PATHISH and "path" not in kinds:
+        if last.removesuffix("s") in PATHISH and "path" not in kinds:
             self.refuse(path, "its name says path, but nothing keeps it beneath a root",
                         'write Annotated[str, lg.PathBeneath("uploads")]')  # fmt: skip
         if bounds.pattern is not None:

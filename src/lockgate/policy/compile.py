@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, final, get_args, get_origin
 
 import msgspec
@@ -47,11 +48,24 @@ class Check(NamedTuple):
         return f"{self.name} {shown} fails {kind}"
 
 
+Ready = tuple[Callable[[Any], Any], Test, Check]
+
+
 class Condition(NamedTuple):
-    """A prepared `when`: it holds when every test does."""
+    """A prepared `when`: it holds when every test does. `ready`: the checks as `authorize` walks them."""
 
     checks: tuple[Check, ...]
     rule: str
+    ready: tuple[Ready, ...]
+
+    @classmethod
+    def of(cls, checks: tuple[Check, ...], rule: str) -> Condition:
+        """Prepare one."""
+        return cls(checks, rule, _ready(checks))
+
+
+def _ready(checks: tuple[Check, ...]) -> tuple[Ready, ...]:
+    return tuple((attrgetter(one.name), one.test, one) for one in checks)
 
 
 class Cap(NamedTuple):
@@ -66,7 +80,7 @@ class Cap(NamedTuple):
 class Rule:
     """How one operation is allowed, prepared."""
 
-    __slots__ = ("allowed", "approve", "caps", "checks", "denials", "operation", "typed")
+    __slots__ = ("allowed", "approve", "caps", "checks", "counts", "denials", "operation", "ready", "sums", "typed")
 
     def __init__(
         self,
@@ -81,6 +95,9 @@ class Rule:
         self.denials = denials
         self.approve = approve
         self.caps = caps
+        self.ready = _ready(checks)
+        self.counts = tuple(Charge(cap.key, 1, cap.limit) for cap in caps if cap.name is None)
+        self.sums = tuple((attrgetter(cap.name), cap.key, cap.limit) for cap in caps if cap.name is not None)
         self.typed: tuple[FieldCheck, ...] = operation.authorize_checks
         obligations = Obligations(labels=operation.labels) if operation.labels else NONE
         # A rule without budgets answers every allowed call with this one object.
@@ -92,9 +109,9 @@ class Rule:
 
     def obligations(self, args: Any, *, approval: bool) -> Obligations:
         """Return the charges of this call."""
-        charges = tuple(
-            Charge(cap.key, 1 if cap.name is None else getattr(args, cap.name), cap.limit) for cap in self.caps
-        )
+        charges = self.counts
+        for get, key, limit in self.sums:
+            charges += (Charge(key, get(args), limit),)
         return Obligations(charges, approval, self.operation.labels)
 
 
@@ -117,6 +134,7 @@ class CompiledScope:
 
     def __init__(
         self,
+        *,
         source: Scope,
         registry: Operations,
         expires_at: float,
@@ -177,11 +195,11 @@ def compile_scope(scope: Scope, operations: Operations, now: float, parent: Comp
             refuse(place, "the parent does not allow it", nearest(name, parent.rules))
         checks = _checks(place, operation, where.arguments)
         denials = tuple(
-            Condition(_checks(f"deny.{name}", operation, one.arguments, f"deny.{name}"), f"deny.{name}")
+            Condition.of(_checks(f"deny.{name}", operation, one.arguments, f"deny.{name}"), f"deny.{name}")
             for one in scope.deny.get(name, ())
         )
         approve = tuple(
-            Condition(
+            Condition.of(
                 _checks(f"{place}.approve", operation, one.arguments, f"{name}.approve"), _approval_rule(name, one)
             )
             for one in where.approve
@@ -194,7 +212,9 @@ def compile_scope(scope: Scope, operations: Operations, now: float, parent: Comp
             caps += inherited.caps
         if name not in denied:
             rules[name] = Rule(operation, checks, denials, approve, caps)
-    return CompiledScope(scope, operations, expires_at, rules, denied, parent, level)
+    return CompiledScope(
+        source=scope, registry=operations, expires_at=expires_at, rules=rules, denied=denied, parent=parent, level=level
+    )
 
 
 def _operation(where: str, name: str, operations: Operations) -> Operation:

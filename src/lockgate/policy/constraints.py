@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn, get_args
+from typing import Any, Final, Literal, NoReturn, cast, get_args
 
 import msgspec
 
@@ -148,10 +148,10 @@ def less_than(number: int) -> Constraint:
 
 
 def matches(pattern: str) -> Constraint:
-    """Allow text that the pattern (Python's `re`) matches as a whole.
+    r"""Allow text that the pattern (Python's `re`) matches as a whole.
 
     Raises:
-        ScopeError: the pattern uses `$`, `\\d` and their like, or could take exponential time.
+        ScopeError: the pattern uses `$`, `\d` and their like, or could take exponential time.
 
     """
     trouble = patterns.problem(pattern) if type(pattern) is str else "is no text"
@@ -199,10 +199,10 @@ def where(
         arguments: constraints by argument name; a list of them all hold.
 
     """
-    asked = () if approve is None else (approve,) if isinstance(approve, When) else tuple(approve)
-    if not all(isinstance(one, When) for one in asked) or not isinstance(budget, Budget | None):
+    asked = [one for one in layers(() if approve is None else approve) if isinstance(one, When)]
+    if len(asked) != len(layers(() if approve is None else approve)) or type(budget) not in (Budget, type(None)):
         refuse("where()", "approve and budget have their own words", "write approve=when(...), budget=budget(...)")
-    return Where(_conditions("where()", arguments), budget, asked)
+    return Where(_conditions("where()", arguments), budget, tuple(asked))
 
 
 def minutes(number: float) -> float:
@@ -224,33 +224,32 @@ def conditions_to_data(conditions: Conditions) -> dict[str, Any]:
 
 def where_from_data(where: str, data: object) -> Where:
     """Read the rule of one operation."""
+    if isinstance(data, Where):
+        return data
     table = _table(where, data)
     limit = table.pop("budget", None)
     asked = table.pop("approve", [])
-    if isinstance(asked, Mapping):
-        asked = [asked]
-    if not isinstance(asked, list | tuple):
-        refuse(f"{where}.approve", "is no condition", 'write {"amount": {"more_than": 2000}} or a list of these')
-    approve = tuple(when_from_data(f"{where}.approve", one) for one in asked)
-    return Where(
-        _conditions_from_data(where, table), None if limit is None else _budget(f"{where}.budget", limit), approve
-    )
+    approve = tuple(when_from_data(f"{where}.approve", one) for one in layers(asked))
+    return Where(_conditions_from_data(where, table), _budget(f"{where}.budget", limit), approve)
 
 
 def when_from_data(where: str, data: object) -> When:
     """Read one condition."""
+    if isinstance(data, When):
+        return data
     return When(_conditions_from_data(where, _table(where, data)))
 
 
 def _conditions_from_data(where: str, table: dict[str, Any]) -> Conditions:
     found: Conditions = {}
     for name, data in table.items():
-        layers = data if isinstance(data, list | tuple) else [data]
-        held = [
-            _constraint(f"{where}.{name}", kind, value)
-            for layer in layers
-            for kind, value in _table(f"{where}.{name}", layer).items()
-        ]
+        held: list[Constraint] = []
+        for layer in layers(data):
+            if isinstance(layer, Constraint):
+                held.append(layer)
+            else:
+                kinds = _table(f"{where}.{name}", layer)
+                held += [_constraint(f"{where}.{name}", kind, value) for kind, value in kinds.items()]
         if not held:
             refuse(f"{where}.{name}", "holds no constraint", "leave the argument out, or constrain it")
         found[name] = tuple(dict.fromkeys(held))
@@ -280,7 +279,9 @@ def _constraint(where: str, kind: str, value: Any) -> Constraint:
 _NUMERIC: Final = {"at_most": at_most, "at_least": at_least, "more_than": more_than, "less_than": less_than}
 
 
-def _budget(where: str, data: object) -> Budget:
+def _budget(where: str, data: object) -> Budget | None:
+    if data is None or isinstance(data, Budget):
+        return data
     table = _table(where, data)
     for name in table:
         if name not in {"calls", "total"}:
@@ -289,24 +290,30 @@ def _budget(where: str, data: object) -> Budget:
 
 
 def _table(where: str, data: object) -> dict[str, Any]:
-    if isinstance(data, Where | When):
-        data = data.to_data()
-    if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+    if not isinstance(data, Mapping):
         refuse(where, "is no table", "write names and values")
-    return dict(data)
+    table = cast("Mapping[object, Any]", data)
+    if not all(isinstance(key, str) for key in table):
+        refuse(where, "has a key that is no text", "write names and values")
+    return dict(cast("Mapping[str, Any]", table))
 
 
-def _list(where: str, data: object) -> Sequence[Any]:
+def _list(where: str, data: object) -> list[Any]:
     if not isinstance(data, list | tuple):
         refuse(where, "is no list", "write [a, b]")
-    return data
+    return list(cast("Sequence[Any]", data))
+
+
+def layers(data: object) -> list[object]:
+    """Return several layers, or one as a list of itself."""
+    return list(cast("Sequence[object]", data)) if isinstance(data, list | tuple) else [data]
 
 
 def _conditions(where: str, arguments: Mapping[str, Constraint | Sequence[Constraint]]) -> Conditions:
     found: Conditions = {}
     for name, given in arguments.items():
-        held = (given,) if isinstance(given, Constraint) else tuple(given) if isinstance(given, list | tuple) else ()
-        if not held or not all(isinstance(one, Constraint) for one in held):
+        held = [one for one in layers(given) if isinstance(one, Constraint)]
+        if not held or len(held) != len(layers(given)):
             refuse(where, f"{name} is not given a constraint", f'write {name}=one_of("value")')
         found[name] = tuple(dict.fromkeys(held))
     return found

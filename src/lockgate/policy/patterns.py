@@ -1,6 +1,6 @@
-"""Patterns that mean one thing and end in time.
+r"""Patterns that mean one thing and end in time.
 
-Rule 1: `$` admits a trailing newline and `\\d`, `\\w`, `\\s` admit all of Unicode: both are refused, not mended.
+Rule 1: `$` admits a trailing newline and `\d`, `\w`, `\s` admit all of Unicode: both are refused, not mended.
 Rule 2: a repeated group with a repetition or an alternative inside can take exponential time on hostile text: refused.
 """
 
@@ -40,7 +40,8 @@ def problem(pattern: str) -> str | None:
             in_class = char != "]"
         elif char == "[":
             in_class = True
-            index += pattern[index : index + 2] == "^]" and 2 or pattern[index : index + 1] == "]"
+            # A bracket that comes first in a class is a member of it.
+            index += 2 if pattern.startswith("^]", index) else int(pattern.startswith("]", index))
         elif char == "$":
             return "uses $, which admits a trailing newline"
         elif char == "(":

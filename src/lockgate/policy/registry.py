@@ -99,15 +99,17 @@ class Operation:
         """
         try:
             args = self._decode(raw)
+            failed = None
             for get, test, one in self._checks:
                 if not test(get(args)):
-                    raise BadArguments(one.path, f"is no valid {one.check.kind}")
+                    failed = one
+                    break
         except msgspec.ValidationError as error:
             raise BadArguments(self._place(str(error)), "is not of the declared type") from None
-        except BadArguments:
-            raise
         except Exception:  # noqa: BLE001 - malformed JSON, or a check that raised: refused, and nothing of it is told
             raise BadArguments("", "could not be read") from None
+        if failed is not None:
+            raise BadArguments(failed.path, f"is no valid {failed.check.kind}")
         return args
 
     def encode_result(self, result: object) -> bytes:
@@ -152,7 +154,7 @@ class Operations:
         self,
         *,
         effect: Effect,
-        idempotency: tuple[str, ...] | None | Literal["unset"] = "unset",
+        idempotency: tuple[str, ...] | Literal["unset"] | None = "unset",
         why: str | None = None,
         timeout: float = 5.0,
         max_result: int | None = None,
@@ -237,7 +239,7 @@ class Operations:
 
 
 def _declared(
-    fn: Callable[..., Any], effect: str, given: tuple[str, ...] | None | Literal["unset"], why: str | None
+    fn: Callable[..., Any], effect: str, given: tuple[str, ...] | Literal["unset"] | None, why: str | None
 ) -> tuple[str, ...] | None:
     name = getattr(fn, "__name__", "")
     if not _NAME.fullmatch(name):

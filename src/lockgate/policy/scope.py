@@ -12,15 +12,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import msgspec
 
-from lockgate.contract.errors import ScopeError
 from lockgate.contract.run import Principal
-from lockgate.policy import constraints as words
 from lockgate.policy import scopetext
-from lockgate.policy.constraints import When, Where, nearest, refuse
+from lockgate.policy.constraints import When, Where, layers, nearest, refuse, when_from_data, where_from_data
 from lockgate.policy.types import clean
 
 if TYPE_CHECKING:
@@ -172,13 +170,14 @@ class Scope:
         """
         if not isinstance(data, Mapping):
             refuse("", "it is no table", "write user, agent, tenant, expires and allow")
-        for name in data:
+        table = {str(name): value for name, value in cast("Mapping[object, Any]", data).items()}
+        for name in table:
             if name not in _FIELDS:
-                refuse("", f"there is no {str(name)[:40]!r}", nearest(str(name), _FIELDS))
+                refuse("", f"there is no {name[:40]!r}", nearest(name, _FIELDS))
         for name in _FIELDS[:-1]:
-            if name not in data:
+            if name not in table:
                 refuse("", f"{name} is missing", f"add {name}")
-        return cls(**{str(name): value for name, value in data.items()})
+        return cls(**table)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Scope:
@@ -213,26 +212,27 @@ def _seconds(value: object) -> float:
 def _allow(data: object) -> dict[str, Where]:
     if not isinstance(data, Mapping):
         refuse("allow", "is no table", 'write {"get_order": {}}')
-    if len(data) > MAX_OPERATIONS:
+    table = cast("Mapping[object, object]", data)
+    if len(table) > MAX_OPERATIONS:
         refuse("allow", f"names more than {MAX_OPERATIONS} operations", "name the few that the task needs")
     return {
-        _name("allow", name): rule if isinstance(rule, Where) else words.where_from_data(f"allow.{name}", rule)
-        for name, rule in data.items()
+        (known := _name("allow", name)): rule if isinstance(rule, Where) else where_from_data(f"allow.{known}", rule)
+        for name, rule in table.items()
     }
 
 
 def _deny(data: object) -> dict[str, tuple[When, ...]]:
     if isinstance(data, list | tuple):
-        return {_name("deny", name): (When(),) for name in data}
+        return {_name("deny", name): (When(),) for name in cast("Sequence[object]", data)}
     if not isinstance(data, Mapping):
         refuse("deny", "is neither a list nor a table", 'write ["refund"] or {"refund": when(...)}')
     found: dict[str, tuple[When, ...]] = {}
-    for name, given in data.items():
-        layers = given if isinstance(given, list | tuple) else [given]
-        if not layers:
+    for key, given in cast("Mapping[object, object]", data).items():
+        name = _name("deny", key)
+        conditions = tuple(when_from_data(f"deny.{name}", one) for one in layers(given))
+        if not conditions:
             refuse(f"deny.{name}", "holds no condition", "write {} to deny it always, or leave it out")
-        conditions = (one if isinstance(one, When) else words.when_from_data(f"deny.{name}", one) for one in layers)
-        found[_name("deny", name)] = _join((), tuple(conditions))
+        found[name] = _join((), conditions)
     return found
 
 
@@ -246,6 +246,3 @@ def _name(where: str, name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 64:
         refuse(where, "an operation's name is no short text", "use names of registered operations")
     return name
-
-
-__all__ = ["Scope", "ScopeError"]

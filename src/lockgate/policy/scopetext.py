@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from typing import Any, Final, NoReturn
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn, cast
 
 from lockgate.contract.errors import ScopeError
 
@@ -67,13 +68,10 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _quoted(value)
     if isinstance(value, dict):
-        return (
-            "{ " + ", ".join(f"{_quoted(key)} = {_value(item)}" for key, item in value.items()) + " }"
-            if value
-            else "{}"
-        )
+        pairs = [f"{_quoted(key)} = {_value(item)}" for key, item in cast("dict[str, Any]", value).items()]
+        return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(_value(item) for item in cast("Iterable[Any]", value)) + "]"
     return repr(value)
 
 

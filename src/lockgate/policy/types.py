@@ -9,10 +9,11 @@ Rule 3: text holds no control, format or bidirectional character unless its kind
 from __future__ import annotations
 
 import re
+import types
 import unicodedata
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Final, Literal, NamedTuple, ParamSpec, Protocol, cast, dataclass_transform
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, ParamSpec, Protocol, dataclass_transform
 
 import msgspec
 
@@ -148,25 +149,26 @@ def clean(text: str, *, lines: bool = False) -> bool:
     return all(c.isprintable() or c in extra or unicodedata.category(c) == "Zs" for c in text)
 
 
-class _Kind:
+class _Kind(Generic[P]):
     """A kind of argument: `Annotated[str, lg.Id("ord")]`, or `lg.Id["ord"]` where no type checker looks."""
 
     __slots__ = ("_base", "_make")
 
-    def __init__(self, base: Any, make: Callable[..., msgspec.Meta]) -> None:
+    def __init__(self, base: Any, make: Callable[P, msgspec.Meta]) -> None:
         self._base = base
         self._make = make
 
-    def __call__(self, *parts: Any, **options: Any) -> msgspec.Meta:
+    def __call__(self, *parts: P.args, **options: P.kwargs) -> msgspec.Meta:
         """Return the bounds as data: `Annotated[str, lg.Text(200)]`."""
         return self._make(*parts, **options)
 
     def __getitem__(self, item: Any) -> Any:
-        parts: tuple[Any, ...] = item if isinstance(item, tuple) else (item,)
-        make = cast("Callable[..., msgspec.Meta]", self._make)
+        form: Any = Annotated
+        make: Callable[..., msgspec.Meta] = self._make
+        parts: Any = item if isinstance(item, tuple) else (item,)  # pyright: ignore[reportUnknownVariableType]
         if self._base is list:
-            return Annotated[list[parts[0]], make(*parts[1:])]
-        return Annotated[self._base, make(*parts)]
+            return form[types.GenericAlias(list, (parts[0],)), make(*parts[1:])]
+        return form[self._base, make(*parts)]
 
 
 def _id(prefix: str) -> msgspec.Meta:
