@@ -234,26 +234,27 @@ class _Where:
         self.name, self._text, self._prefix = name, text, prefix
 
     def __call__(self, path: str) -> str:
-        line = self._line(self._prefix + path)
+        line = line_of(self._text, self._prefix + path)
         return f"{self.name} line {line}" if line else self.name
 
-    def _line(self, path: str) -> int | None:
-        """Best effort: the line of the table header or of the assignment of `path`."""
-        table = ""
-        for number, raw in enumerate(self._text.splitlines(), 1):
-            header = re.match(r"\s*\[+([^\[\]]+)\]+\s*(#.*)?$", raw)
-            if header:
-                table = re.sub(r"[\s\"']", "", header[1])
-                if table == path:
-                    return number
-                continue
-            key = re.match(r"\s*([\w.\"' -]+?)\s*=", raw)
-            if key:
-                full = re.sub(r"[\s\"']", "", key[1])
-                full = f"{table}.{full}" if table else full
-                if full == path or path.startswith(full + "."):
-                    return number
-        return None
+
+def line_of(text: str, path: str) -> int | None:
+    """Return the line of a TOML text where the table `path` begins or the key `path` is assigned; best effort."""
+    table = ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[+([^\[\]]+)\]+\s*(#.*)?$", raw)
+        if header:
+            table = re.sub(r"[\s\"']", "", header[1])
+            if table == path:
+                return number
+            continue
+        key = re.match(r"\s*([\w.\"' -]+?)\s*=", raw)
+        if key:
+            full = re.sub(r"[\s\"']", "", key[1])
+            full = f"{table}.{full}" if table else full
+            if full == path or path.startswith(full + "."):
+                return number
+    return None
 
 
 def from_dict(data: Mapping[str, Any], base: str | Path, *, where: _Where | None = None) -> Config:

@@ -88,7 +88,7 @@ class Stream:
 
     __slots__ = ("error", "on_bytes")
 
-    def __init__(self, on_bytes: Callable[[str, bytes], None]) -> None:
+    def __init__(self, on_bytes: Callable[[str, bytes], object]) -> None:
         self.on_bytes = on_bytes
         self.error: Exception | None = None
 

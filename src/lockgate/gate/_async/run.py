@@ -37,6 +37,7 @@ CANCEL_SECONDS: Final = 5.0
 TICKET_SECONDS: Final = 240.0
 
 OnText = Callable[[str], object]
+OnBytes = Callable[[str, bytes], object]
 
 
 class RunScope:
@@ -199,6 +200,7 @@ class Run:
         bounds: Bounds | Mapping[str, float] | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
+        on_bytes: OnBytes | None = None,
         export_to: str | Path | None = None,
         accept_shared_kernel: bool | None = None,
     ) -> RunResult:
@@ -210,6 +212,7 @@ class Run:
             rung: isolation rung; None = the configured one. env: package set; None = the configured one.
             bounds: bounds to narrow, by name.
             on_stdout: called with text while the code writes, at most `Bounds.output` bytes. on_stderr: the same.
+            on_bytes: called with "stdout" or "stderr" and the bytes as they were written, under the same bound.
             export_to: directory that takes exported files; nothing that is there is followed or replaced.
             accept_shared_kernel: accept a rung that shares the host's kernel, for this call (X3).
 
@@ -239,9 +242,10 @@ class Run:
                 bounds=limits,
                 accept_shared_kernel=accepted,
                 accept_memory_rlimit=execution.memory == "rlimit",
-                stream=on_stdout is not None or on_stderr is not None,
+                stream=on_stdout is not None or on_stderr is not None or on_bytes is not None,
             )
-            result = await self._run(core, spec, on_stdout, on_stderr)
+            sink = _sink(on_stdout, on_stderr, on_bytes) if spec.stream else None
+            result = await self._run(core, spec, sink)
             if target is not None:
                 await self._fetch(core, spec.ticket, target, result)
             return result
@@ -278,13 +282,13 @@ class Run:
         if not self._tickets and core.broker.lost is None and not self._closed:
             self._tickets.append(self._ask_ticket(core))
 
-    async def _run(self, core: Core, spec: RunSpec, on_stdout: OnText | None, on_stderr: OnText | None) -> RunResult:
+    async def _run(self, core: Core, spec: RunSpec, sink: OnBytes | None) -> RunResult:
         pump, supervisor = self._session.pump, core.supervisor
         id_ = core.next_id()
         finished, closed = pump.waiter(), pump.waiter()
         stream: Stream | None = None
-        if spec.stream:
-            stream = core.streams[id_] = Stream(_decoding(on_stdout, on_stderr))
+        if sink is not None:
+            stream = core.streams[id_] = Stream(sink)
         core.closings[spec.ticket] = closed
         seconds = spec.bounds.wall + START_SECONDS
         try:
@@ -352,12 +356,14 @@ class Run:
             file.finish()
 
 
-def _decoding(on_stdout: OnText | None, on_stderr: OnText | None) -> Callable[[str, bytes], None]:
-    """Return a sink that hands whole characters on, whatever the chunks cut."""
+def _sink(on_stdout: OnText | None, on_stderr: OnText | None, on_bytes: OnBytes | None) -> OnBytes:
+    """Return what takes chunks as they come: text goes on in whole characters, whatever the chunks cut."""
     sinks = {"stdout": on_stdout, "stderr": on_stderr}
     decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in sinks}
 
     def sink(stream: str, data: bytes) -> None:
+        if on_bytes is not None:
+            on_bytes(stream, data)
         on_text = sinks.get(stream)
         if on_text is not None and (text := decoders[stream].decode(data)):
             on_text(text)

@@ -1,0 +1,7 @@
+"""`python -m lockgate`."""
+
+from __future__ import annotations
+
+from lockgate.cli import main
+
+main()

@@ -1,0 +1,54 @@
+"""`lockgate doctor`: which rungs really run on this host, and which bounds hold by what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from lockgate.cli.common import ConfigPath, gate_of, load_config
+from lockgate.cli.output import Json, fields, note, print_json, progress, table, yes
+
+
+def doctor(config: ConfigPath = None, as_json: Json = False) -> None:
+    """Boot each rung for real and attack its bounds. Exits 3 when no rung can run here."""
+    settings = load_config(config)
+    # The probes are ours, so nobody has to accept the shared kernel for them.
+    with (
+        gate_of(settings, pool=1, accept=True, quiet=as_json) as gate,
+        progress("booting a sandbox and attacking its bounds", quiet=as_json),
+    ):
+        report = gate.doctor()
+        report["broker"] = gate.facts.get("broker", {})
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    if not any(rung.get("available") for rung in report.get("rungs", [])):
+        raise typer.Exit(3)
+
+
+def _show(report: dict[str, Any]) -> None:
+    host: dict[str, Any] = report.get("host", {})
+    fields(list(host.items()))
+    rungs: list[dict[str, Any]] = report.get("rungs", [])
+    table(
+        "rungs",
+        ("rung", "runs here", "boundary", "missing", "fix"),
+        [
+            (one["rung"], yes(bool(one["available"])), one.get("boundary"), one.get("missing"), one.get("fix"))
+            for one in rungs
+        ],
+    )
+    bounds: list[dict[str, Any]] = report.get("bounds", [])
+    table(
+        "bounds",
+        ("bound", "holds", "by", "seen", "fix"),
+        [
+            (one["name"], yes(bool(one["holds"])), one.get("by"), Text(str(one.get("saw", ""))), one.get("fix"))
+            for one in bounds
+        ],
+    )
+    if any(one.get("boundary") == "shared kernel" and one.get("available") for one in rungs):
+        note("container shares the host's kernel: packaging for code you half trust, no wall against a kernel exploit")

@@ -1,0 +1,177 @@
+"""`lockgate run`: a file, or stdin, in a sandbox."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from lockgate.cli.common import ConfigPath, empty_scope, gate_of, load_config, load_scope
+from lockgate.cli.output import Json, note, print_json
+from lockgate.config import Config
+from lockgate.contract.errors import ConfigError
+from lockgate.contract.run import RunResult
+from lockgate.gate import checks
+from lockgate.gate.escape import escape
+
+_STDIN: Final = "-"
+
+
+def run(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Python source; - reads it from stdin.")],
+    *,
+    config: ConfigPath = None,
+    scope: Annotated[Path | None, typer.Option(help="Scope, TOML or JSON. Default: allows nothing.")] = None,
+    env: Annotated[str | None, typer.Option(help="Package set; see `lockgate env list`.")] = None,
+    rung: Annotated[str | None, typer.Option(help="Isolation rung.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds of wall clock.")] = None,
+    bound: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Narrow a bound; repeatable.")] = None,
+    export_to: Annotated[Path | None, typer.Option(help="Directory for exported files.")] = None,
+    accept_shared_kernel: Annotated[
+        bool, typer.Option("--accept-shared-kernel", help="Accept that the container rung shares the host's kernel.")
+    ] = False,
+    accept_memory_rlimit: Annotated[
+        bool, typer.Option("--accept-memory-rlimit", help="Accept the weaker memory bound of hosts without a cgroup.")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not escape the program's output on a terminal.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run Python in a sandbox that has no network and one way out.
+
+    The program's stdout and stderr are passed on as they come: escaped on a terminal, byte for byte elsewhere.
+    The exit code is the program's own; 124 wall clock, 137 any other bound.
+    """
+    settings = load_config(config)
+    accepted = accept_shared_kernel or settings.execution.accept_shared_kernel
+    if accept_memory_rlimit:
+        settings = msgspec.structs.replace(
+            settings, execution=msgspec.structs.replace(settings.execution, memory="rlimit")
+        )
+    # Refused before anything is started.
+    checks.rung(rung or settings.execution.rung, accept_shared_kernel=accepted)
+    bounds = checks.bounds(settings.execution.bounds, _bounds(bound or []), timeout)
+    source = checks.script(_read(file, bounds.code), bounds.code)
+    what = load_scope(scope) if scope is not None else empty_scope(bounds.wall + 120)
+    show = _Show(raw=raw) if not as_json else None
+    with (
+        gate_of(_keep_warm(settings, env), pool=1, accept=accepted, quiet=as_json) as gate,
+        gate.run_scope(what) as opened,
+    ):
+        result = opened.code(
+            source,
+            rung=rung,
+            env=env,
+            bounds=_bounds(bound or []),
+            timeout=timeout,
+            on_bytes=show.take if show is not None else None,
+            export_to=export_to,
+        )
+    if show is None:
+        print_json({**msgspec.to_builtins(result), "denials": msgspec.to_builtins(result.denials), "ok": result.ok})
+    else:
+        show.end()
+        _tell(result)
+    raise typer.Exit(result.exit_code & 0xFF)
+
+
+def _keep_warm(settings: Config, env: str | None) -> Config:
+    """Have the one slot of this verb warmed with the package set that will be used."""
+    if env is None:
+        return settings
+    return msgspec.structs.replace(settings, execution=msgspec.structs.replace(settings.execution, env=env))
+
+
+def _read(file: str, cap: int) -> bytes:
+    try:
+        if file == _STDIN:
+            return sys.stdin.buffer.read(cap + 1)
+        with Path(file).open("rb") as opened:
+            return opened.read(cap + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"the program {escape(file)!r} cannot be read: {error.strerror}", next_step="name a file, or - for stdin"
+        ) from None
+
+
+def _bounds(pairs: list[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ConfigError(
+                f"--bound {pair[:80]!r} is not NAME=NUMBER", next_step="write --bound memory=67108864"
+            ) from None
+    return found
+
+
+class _Show:
+    """Passes output on while it comes."""
+
+    def __init__(self, *, raw: bool) -> None:
+        self._raw = raw
+        self._open = {1: b"", 2: b""}
+        self._escape = {fd: not raw and os.isatty(fd) for fd in (1, 2)}
+        self.ends_open = False
+
+    def take(self, stream: str, data: bytes) -> None:
+        """Take a chunk; a character that is cut waits for its rest."""
+        fd = 1 if stream == "stdout" else 2
+        if not self._escape[fd]:
+            _write(fd, data)
+        else:
+            data = self._open[fd] + data
+            cut = _cut(data)
+            self._open[fd] = data[cut:]
+            _write(fd, escape(data[:cut].decode("utf-8", "replace"), keep_lines=True).encode("utf-8", "replace"))
+        if data:
+            self.ends_open = not data.endswith(b"\n")
+
+    def end(self) -> None:
+        """Show what is left of a cut character, and end an open line on a terminal."""
+        for fd, data in self._open.items():
+            _write(fd, escape(data.decode("utf-8", "replace"), keep_lines=True).encode())
+        if self.ends_open and os.isatty(1):
+            _write(1, b"\n")
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _cut(data: bytes) -> int:
+    """Return where an unfinished UTF-8 character at the end begins, else the length."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if need > back else len(data)
+        if byte < 0x80:
+            break
+    return len(data)
+
+
+def _tell(result: RunResult) -> None:
+    """Say beside the output what the output does not say."""
+    error = result.error
+    if error is not None and error.name != "SystemExit":
+        for line in (error.traceback.strip() or f"{error.name}: {error.message}").splitlines():
+            note(line, style="red")
+    if result.text and result.text != "None":
+        note(f"value: {result.text}")
+    for name, dropped in result.truncated.items():
+        if dropped:
+            note(f"{name}: {dropped} bytes more were dropped", style="yellow")
+    for call in result.denials:
+        note(f"denied: {call.operation}: {call.reason} ({call.audit_id})", style="yellow")
+    for export in result.exports:
+        note(f"exported: {export.name}  {export.size} bytes  sha256 {export.sha256}")
+    if result.killed_by is not None:
+        note(f"ended by the bound: {result.killed_by}", style="bold yellow")
