@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file are importable from every folder
 
+from audit_fixtures import audit_link, audit_nursery
 from container_fixtures import (
     container_attack,
     container_open_run,
@@ -17,6 +18,8 @@ from container_fixtures import (
 from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
 
 __all__ = [
+    "audit_link",
+    "audit_nursery",
     "container_attack",
     "container_open_run",
     "container_open_template",

@@ -284,19 +284,20 @@ class Check:
             source = self._sources.get(name) or self._sources.setdefault(name, _Source(name))
             if last > source.last:
                 source.missing.append((source.last + 1, last, source.place, end.seq + 1))
-        broken = [*self._holes, *((wrong.seq, wrong.seq) for wrong in self._wrong)]
+        holes = [*self._holes, *((wrong.seq, wrong.seq) for wrong in self._wrong if wrong.row is not None)]
         if told is not None and told.seq > end.seq:
-            broken.append((end.seq + 1, told.seq))
+            holes.append((end.seq + 1, told.seq))
+        unreadable = [wrong.seq for wrong in self._wrong if wrong.row is None]
         for source in self._sources.values():
             for first, last, begin, place in source.missing:
-                gone = any(at <= place and upto > begin for at, upto in broken)
+                kind: Kind = "gap"
+                detail = "this row was sent, is not here, and nothing says why"
+                if any(at <= place and upto > begin for at, upto in holes):
+                    kind, detail = "dropped", "this row is gone"
+                elif any(begin < at <= place for at in unreadable):
+                    kind, detail = "altered", "this row was there; its bytes are no row any more"
                 for number in _unstated(first, last, source.stated):
-                    self._find(
-                        "dropped" if gone else "gap",
-                        place,
-                        f"{source.name}-{number}",
-                        "this row is gone" if gone else "this row was sent, is not here, and nothing says why",
-                    )
+                    self._find(kind, place, f"{source.name}-{number}", detail)
 
     def _judge_wrong(self) -> None:
         """Name what the wrong links mean, one run of neighbouring rows after the other."""

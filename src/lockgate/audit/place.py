@@ -16,7 +16,7 @@ from typing import Final
 
 from lockgate.contract.errors import AuditUnavailable
 
-LOCK_SECONDS: Final = 5.0
+LOCK_SECONDS: Final = 2.0
 
 
 def claim_file(path: Path) -> tuple[int, tuple[int, int]]:
