@@ -14,8 +14,8 @@ import http.client
 import json
 import os
 import secrets
+import select
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -31,7 +31,8 @@ import msgspec
 import show
 import tickets
 from judge import Check, Record, judge, planted
-from traces import Watcher, descriptors, mounts, start_time
+from reaper_unsafe import take_over_orphans
+from traces import Watcher, descriptors, mounts
 
 from lockgate.gate.escape import escape
 
@@ -109,9 +110,28 @@ def without_token(port: int) -> int:
         connection.close()
 
 
+def lines(fd: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Yield what a process prints, line by line, until it closes its output or ends.
+
+    Not until the end of the pipe alone: something that it left behind could hold the pipe open for ever.
+    """
+    kept = b""
+    while True:
+        readable, _, _ = select.select([fd], [], [], 0.1)
+        if not readable and process.poll() is not None:
+            return
+        if readable:
+            data = os.read(fd, 1 << 16)
+            if not data:
+                return
+            *whole, kept = (kept + data).split(b"\n")
+            yield from (line for line in whole if line)
+
+
 def run_agent(state: Path, environment: dict[str, str], port: int, sabotage: str | None, status: Any) -> Record:
     """Start Atlas, follow it and everything it starts, and return what happened."""
     facts = {"state": str(state), "home": str(state / "home"), "port": str(port), "source": str(HERE)}
+    take_over_orphans()
     before = [("mounts", mounts()), ("descriptors of the demo", descriptors())]
     agent = subprocess.Popen(
         [sys.executable, HERE / "agent.py", state, json.dumps(facts), sabotage or ""],
@@ -132,25 +152,23 @@ def run_agent(state: Path, environment: dict[str, str], port: int, sabotage: str
     with Watcher(agent.pid) as watcher:
         timer.start()
         errors.start()
-        for line in agent.stdout:
+        for line in lines(agent.stdout.fileno(), agent):
             printed["the agent's output"] += line
             event = msgspec.json.decode(line)
             events.append(event)
             status(event)
         agent.wait()
         timer.cancel()
-        errors.join(5)
+    left = watcher.left()
+    watcher.end()
+    errors.join(5)
     agent.stdout.close()
     agent.stderr.close()
-    left = watcher.left()
-    for pid, at in list(watcher.seen):  # say what was left, but do not leave it
-        if start_time(pid) == at:
-            os.kill(pid, signal.SIGKILL)
     after = [mounts(), descriptors()]
     counts = [(name, was, now) for (name, was), now in zip(before, after, strict=True)]
     closed = [one["descriptors"] for one in events if one["event"] == "closed"]
     counts += [("descriptors of the agent", was, now) for was, now in closed]
-    return Record(state, events, printed, {}, left, counts, 0)
+    return Record(state, events, printed, {}, left, counts, len(watcher.seen), len(watcher.cgroups))
 
 
 def break_it(state: Path, sabotage: str | None) -> None:

@@ -1,12 +1,14 @@
-"""What a program leaves behind: processes, namespaces, cgroups, mounts, descriptors.
+"""What a program leaves behind: processes (and with them their namespaces), cgroups, mounts, descriptors.
 
 Rule 1: a process is known by its pid and its start time together, so a pid that was used again is not mistaken.
 Rule 2: only descendants of the watched process count: other work on the same machine does not disturb the check.
+Rule 3: a descendant whose parent ended becomes ours (`reaper_unsafe`), so there is no way out of being counted.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -68,9 +70,9 @@ class Watcher:
 
     pid: int
     seen: dict[tuple[int, str], str] = field(default_factory=dict)
-    namespaces: set[str] = field(default_factory=set)
     cgroups: set[str] = field(default_factory=set)
     _before: set[str] = field(default_factory=all_groups)
+    _ours: set[int] = field(default_factory=lambda: set(children(os.getpid())))
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -86,36 +88,45 @@ class Watcher:
 
     def _follow(self) -> None:
         while not self._stop.wait(PERIOD):
-            todo = [self.pid]
-            while todo:
-                pid = todo.pop()
-                todo += children(pid)
-                started = start_time(pid)
-                if started is None or (pid, started) in self.seen:
-                    continue
-                with suppress(OSError):
-                    self.namespaces.add(str(Path(f"/proc/{pid}/ns/pid").readlink()))
-                name = ""
-                with suppress(OSError):
-                    name = Path(f"/proc/{pid}/comm").read_text().strip()
-                self.seen[pid, started] = name
-                self.cgroups |= groups(pid) - self._before
+            self._look(self.pid)
+
+    def _look(self, first: int) -> None:
+        """Remember a process and its descendants."""
+        todo = [first]
+        while todo:
+            pid = todo.pop()
+            todo += children(pid)
+            started = start_time(pid)
+            if started is None or (pid, started) in self.seen:
+                continue
+            name = ""
+            with suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+            self.seen[pid, started] = name
+            self.cgroups |= groups(pid) - self._before
+
+    def _adopt(self) -> None:
+        """Reap orphans that ended; remember those that live on, with all that they started."""
+        for pid in set(children(os.getpid())) - self._ours:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            self._look(pid)
+
+    def end(self) -> None:
+        """Kill what was left: it is named in the check, and does not stay."""
+        for pid, at in self.seen:
+            if start_time(pid) == at:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._adopt()
 
     def left(self, seconds: float = 3.0) -> list[str]:
         """Return what is still there, after giving the kernel up to `seconds` to reap it."""
         deadline = time.monotonic() + seconds
         while True:
+            self._adopt()
             found = [f"process {pid} ({name})" for (pid, at), name in self.seen.items() if start_time(pid) == at]
-            found += [f"namespace {name}" for name in self._namespaces_alive()]
             found += [f"cgroup {path}" for path in sorted(self.cgroups) if Path(path).is_dir()]
             if not found or time.monotonic() > deadline:
                 return found
             time.sleep(0.05)
-
-    def _namespaces_alive(self) -> set[str]:
-        ours = str(Path("/proc/self/ns/pid").readlink())
-        alive: set[str] = set()
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                alive.add(str((process / "ns" / "pid").readlink()))
-        return alive & (self.namespaces - {ours})
