@@ -48,7 +48,8 @@ class Record:
     Attributes:
         state: the deployment's directory. events: what the agent said, decoded. printed: all bytes that any process of
             the demo printed, by source. secrets: what must not be anywhere, by name.
-        left: what was still there at the end, of `watched` processes and `grouped` cgroups. counts: (name, before, after).
+        left: what was still there at the end, of `watched` processes and `grouped` cgroups.
+        counts: (name, before, after).
         unauthorized: what payments answered to a call without a token.
 
     """
