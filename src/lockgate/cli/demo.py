@@ -9,7 +9,6 @@ from typing import Final
 
 import typer
 
-import lockgate
 from lockgate.contract.errors import ConfigError
 
 _DEMO: Final = Path("examples", "atlas", "demo.py")
@@ -28,7 +27,7 @@ def find() -> Path:
         ConfigError: there is none.
 
     """
-    beside = Path(lockgate.__file__).resolve().parent.parent.parent / _DEMO
+    beside = Path(__file__).resolve().parents[3] / _DEMO
     for place in (beside, Path.cwd() / _DEMO):
         if place.is_file():
             return place
