@@ -135,7 +135,10 @@ def in_child(function, seconds=2.0):
     child = os.fork()
     if child == 0:
         os.close(reader)
-        os.write(writer, json.dumps(attempt(function)).encode())
+        mine = os.getpid()
+        answer = json.dumps(attempt(function)).encode()
+        if os.getpid() == mine:  # a probe that made a process comes back twice
+            os.write(writer, answer)
         os._exit(0)
     os.close(writer)
     got = (False, "no answer in time")

@@ -95,10 +95,12 @@ class Template:
         sys.path[:] = ["", *sys.path]
         sys.argv[:] = [""]
         sys.orig_argv[:] = ["python3"]
-        sysconfig._CONFIG_VARS = None  # type: ignore[attr-defined]  # noqa: SLF001 - rebuilt on use
         shutil.rmtree(layout.BOOT)
-        for name in [one for one in sys.modules if one.partition(".")[0] == "lockgate"]:
-            del sys.modules[name]  # done here, not in each slot: what nothing frees there costs no page there
+        # Out of sight here and not in each slot: what nothing frees there costs no page there. The build's variables
+        # name the place where this interpreter was made; whoever asks for them gets them read again.
+        for name in [one for one in sys.modules if one.partition(".")[0] == "lockgate" or "_sysconfigdata" in one]:
+            del sys.modules[name]
+        vars(sysconfig).update(_CONFIG_VARS=None, _CONFIG_VARS_INITIALIZED=False)
         sys.path_importer_cache.clear()
         if self.open:
             mounts.attach(layout.FD_PROC, "/proc")
