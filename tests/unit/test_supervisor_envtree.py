@@ -151,7 +151,6 @@ def test_errors_of_pip_lose_the_addresses_they_carry():
     ("output", "words"),
     [
         ("/usr/bin/python3: No module named pip", "ensurepip"),
-        ("no such option: --report", "too old"),
         ("WARNING: Retrying NewConnectionError('x')\nERROR: No matching distribution found for a", "cannot be reached"),
         ("ERROR: No matching distribution found for zzz==9", "cannot be met by wheels"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "DO NOT MATCH"),

@@ -1,6 +1,6 @@
 """Package sets: resolved, pinned by hash and installed ahead of time into a read-only tree (X11).
 
-Rule 1: only wheels are installed, each with the sha256 that the resolver saw; no package's code is run by it.
+Rule 1: only wheels are installed, each with the sha256 of the file that was resolved; nothing of them is run.
 Rule 2: a set's directory is named for its content and never changed; a name is a link, replaced in one step.
 Rule 3: a tree holds regular files and directories only, each of them vouched for by a wheel's RECORD.
 Rule 4: pip is started by the operator's build command alone. At run time there is no pip, and no network to use it on.
@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -210,14 +210,16 @@ def _build(
     name: str, requirements: Path, root: Path, work: Path, *, progress: Progress, preload: tuple[str, ...] | None
 ) -> EnvInfo:
     progress(f"resolving {requirements.name}")
-    packages, lock = _resolve(requirements, work)
+    wheels = work / "wheels"
+    wheels.mkdir()
+    packages, lock = _resolve(requirements, wheels)
     (work / "lock.txt").write_text(lock)
     progress(f"installing {len(packages)} packages by hash")
     tree = work / "set" / "tree"
     tree.mkdir(parents=True)
     _pip(
-        "install", "--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:",
-        "--target", str(tree), "-r", str(work / "lock.txt"),
+        "install", "--no-index", "--find-links", str(wheels), "--require-hashes", "--no-deps", "--no-compile",
+        "--only-binary", ":all:", "--target", str(tree), "-r", str(work / "lock.txt"),
     )  # fmt: skip
     progress("checking every file against its wheel")
     # Programs have no use in a sandbox that cannot execute; with them go the only paths that lead out of the tree.
@@ -300,27 +302,23 @@ def _locked(directory: Path) -> Generator[None]:
 
 
 # ---- pip ---------------------------------------------------------------------------------------------------------
-def _resolve(requirements: Path, work: Path) -> tuple[list[tuple[str, str]], str]:
-    """Return (name, version) of every wheel needed, and the lock file's text."""
-    report = work / "report.json"
-    _pip(
-        "install", "--dry-run", "--ignore-installed", "--only-binary", ":all:",
-        "--report", str(report), "-r", str(requirements.resolve()),
-    )  # fmt: skip
-    entries: list[dict[str, Any]] = json.loads(report.read_bytes())["install"]
+def _resolve(requirements: Path, wheels: Path) -> tuple[list[tuple[str, str]], str]:
+    """Fetch every wheel needed into `wheels`; return (name, version) of each, and the lock file's text.
+
+    Indexes, credentials and options of the requirements file are pip's business here and needed nowhere after.
+    """
+    _pip("download", "--only-binary", ":all:", "--dest", str(wheels), "-r", str(requirements.resolve()))
     packages: list[tuple[str, str]] = []
     lines: list[str] = []
-    for entry in entries:
-        metadata, origin = entry["metadata"], entry["download_info"]
-        name, version = str(metadata["name"]), str(metadata["version"])
-        sha256 = origin.get("archive_info", {}).get("hashes", {}).get("sha256")
-        if not sha256 or not str(origin.get("url", "")).split("#")[0].endswith(".whl"):
+    for path in sorted(wheels.iterdir()):
+        if path.suffix != ".whl":
             raise EnvBuildFailed(
-                f"{name} {version} does not come as a wheel file, so it cannot be pinned by hash",
+                f"{path.name} is no wheel, so it cannot be pinned by hash",
                 next_step="build a wheel of it first and put that in a directory that pip's find-links names",
             )
+        name, version = envtree.wheel_name(path)
         packages.append((name, version))
-        lines.append(f"{name}=={version} --hash=sha256:{sha256}\n")
+        lines.append(f"{name}=={version} --hash=sha256:{envtree.sha256(path).hex()}\n")
     if not packages:
         raise EnvBuildFailed(
             f"{requirements.name} asks for no package", next_step="name at least one; runs without a set need no build"
@@ -355,8 +353,6 @@ def _pip_error(output: str) -> EnvBuildFailed:
     text = _URL.sub("<address>", "; ".join(errors[:3]))[:600] or "pip gave no reason"
     if "No module named pip" in output:
         return EnvBuildFailed("this Python has no pip", next_step="run `python -m ensurepip` in it, then build again")
-    if "no such option: --report" in output:
-        return EnvBuildFailed("this pip is too old", next_step="run `python -m pip install -U 'pip>=22.2'`")
     if any(sign in output for sign in _OFFLINE):
         return EnvBuildFailed(
             f"the package index cannot be reached ({text})",

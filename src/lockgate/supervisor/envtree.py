@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import csv
+import email
 import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
+import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -21,6 +24,7 @@ from lockgate.contract.errors import EnvBuildFailed
 from lockgate.runtimes.container import layout
 
 _NEXT: Final = "do not use this package; tell its maintainers what was found"
+_PLAIN: Final = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+!-]*\Z")
 _COMPILE_SECONDS: Final = 900.0
 
 
@@ -56,7 +60,29 @@ def walk(tree: Path) -> list[tuple[str, os.stat_result]]:
     return sorted(found)
 
 
-def _sha256(path: Path) -> bytes:
+def wheel_name(path: Path) -> tuple[str, str]:
+    """Return (name, version) as a wheel's own METADATA has them (packaging.python.org, "Core metadata").
+
+    Raises:
+        EnvBuildFailed: the file is not a wheel with exactly one METADATA.
+
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (metadata,) = [
+                name for name in archive.namelist() if name.count("/") == 1 and name.endswith(".dist-info/METADATA")
+            ]
+            fields = email.message_from_bytes(archive.read(metadata))
+        name, version = fields["Name"], fields["Version"]
+    except (OSError, ValueError, zipfile.BadZipFile):
+        name = version = None
+    if not name or not version or not _PLAIN.match(name) or not _PLAIN.match(version):
+        raise EnvBuildFailed(f"{path.name} is not a proper wheel", next_step=_NEXT)
+    return name, version
+
+
+def sha256(path: Path) -> bytes:
+    """Return the digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -71,7 +97,7 @@ def digest(tree: Path, python: str) -> Summary:
     size = count = 0
     for name, status in walk(tree):
         if not _compiled(name):
-            total.update(f"{name}\0{status.st_size}\0{_sha256(tree / name).hex()}\n".encode("utf-8", "surrogateescape"))
+            total.update(f"{name}\0{status.st_size}\0{sha256(tree / name).hex()}\n".encode("utf-8", "surrogateescape"))
         size += status.st_size
         count += 1
     return Summary(total.hexdigest(), size, count)
@@ -111,7 +137,7 @@ def _check_row(tree: Path, row: list[str]) -> set[str]:
         raise EnvBuildFailed(f"{name!r} is in a wheel's RECORD but not among its files", next_step=_NEXT)
     algorithm, _, expected = row[1].partition("=")
     if expected and algorithm == "sha256":
-        actual = base64.urlsafe_b64encode(_sha256(where)).rstrip(b"=").decode()
+        actual = base64.urlsafe_b64encode(sha256(where)).rstrip(b"=").decode()
         if actual != expected:
             raise EnvBuildFailed(f"{name!r} is not what its wheel's RECORD says", next_step=_NEXT)
     elif not name.endswith((".dist-info/RECORD", ".dist-info/INSTALLER", ".dist-info/REQUESTED")):
