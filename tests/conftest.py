@@ -15,6 +15,7 @@ from container_fixtures import (
     container_run,
     container_template,
 )
+from gate_fixtures import gate, gate_config, gate_run
 from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
 
 __all__ = [
@@ -26,6 +27,9 @@ __all__ = [
     "container_run",
     "container_template",
     "forking_supervisor",
+    "gate",
+    "gate_config",
+    "gate_run",
     "own_supervisor",
     "supervisor",
 ]

@@ -172,7 +172,7 @@ class Run:
 
         """
         self._usable()
-        data = cast("dict[str, Any]", msgspec.to_builtins(changes, enc_hook=_scope_part))
+        data = {name: _scope_data(value) for name, value in changes.items()}
         return RunScope(self._session, lambda id_: wire.NarrowRun(id=id_, run=self.id, scope=data))
 
     def close(self) -> None:
@@ -380,6 +380,12 @@ def _value(raw: msgspec.Raw) -> Any:
         return None
 
 
-def _scope_part(part: Any) -> Any:
-    """Turn the parts of a scope (`where(...)`, `budget(...)`) into data."""
-    return part.to_data()
+def _scope_data(part: Any) -> Any:
+    """Turn the parts of a scope (`where(...)`, `when(...)`) into data, wherever they stand."""
+    if hasattr(part, "to_data"):
+        return part.to_data()
+    if isinstance(part, Mapping):
+        return {name: _scope_data(value) for name, value in cast("Mapping[Any, Any]", part).items()}
+    if isinstance(part, list | tuple):
+        return [_scope_data(value) for value in cast("list[Any]", part)]
+    return part

@@ -1,0 +1,231 @@
+"""`lockgate.toml`: unknown keys, literal secrets, bounds, paths (C4, C6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockgate.config import Config, find, line_of, load, load_text
+from lockgate.contract.errors import ConfigError
+
+SECRET = "sk-synthetic-0123456789abcdef"
+FULL = """
+operations = "operations:ops"
+
+[audit]
+path = "logs/audit.db"
+
+[execution]
+pool = 3
+env_store = "../envs"
+
+[execution.bounds]
+wall = 5
+
+[broker]
+approval_wait = 2
+
+[secrets.payments_key]
+ref = "file:keys/signing.toml#payments"
+
+[backends.payments]
+minter = "jwt"
+key = "secret payments_key"
+issuer = "atlas"
+audience = "payments"
+url = "http://127.0.0.1:8417"
+"""
+
+
+def refused(text: str, name: str = "lockgate.toml") -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_text(text, "/etc/app", name=name)
+    return caught.value
+
+
+def test_paths_are_relative_to_the_file():
+    config = load_text(FULL, "/etc/app")
+    assert config.audit.path == "/etc/app/logs/audit.db"
+    assert config.execution.env_store == "/etc/envs"
+    assert config.secrets["payments_key"].ref == "file:///etc/app/keys/signing.toml#payments"
+    assert config.base == "/etc/app"
+    assert config.execution.bounds.wall == 5.0
+    assert config.backends["payments"].key_name == "payments_key"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ('\n[execution]\nrunge = "x"', 3, '"rung"'),
+        ("[executions]\npool = 1", 1, '"execution"'),
+        ("[execution.bounds]\n\nwal = 9", 3, '"wall"'),
+        ("[backends.p]\nminte = 1", 2, '"minter"'),
+        ("[broker]\nusr = 1", 2, '"user"'),
+        ("base = '/x'", 1, "use one of|did you mean"),
+    ],
+)
+def test_an_unknown_key_names_the_line_and_the_nearest(text: str, line: int, hint: str):
+    error = refused(text)
+    assert f"line {line}:" in error.message
+    assert any(part in error.next_step for part in hint.split("|"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[secrets]\nNAME = "{SECRET}"',
+        f'[secrets.NAME]\nref = "{SECRET}"',
+        f'[secrets.NAME]\nvalue = "{SECRET}"',
+        f'[secrets.NAME]\nref = "file:///x#y"\nvalue = "{SECRET}"',
+        f'secrets = "{SECRET}"',
+        f'[backends.p]\nkey = "{SECRET}"',
+        f'[backends.p]\nminter = "{SECRET}"',
+        f'[backends.p]\nurl = "https://u:{SECRET}@host/"',
+        f'[backends.p]\nurl = "https://host/?key={SECRET}"',
+        f'[backends.p]\npassword = "{SECRET}"',
+        f'[backends]\np = "{SECRET}"',
+        f'api_key = "{SECRET}"',
+        f'[execution]\nrung = "{SECRET}"',
+        f'[execution]\nenv = "{SECRET}\\n"',
+        f'operations = "{SECRET}"',
+        f"[broker]\napproval_wait = '{SECRET}'",
+        f"x = {SECRET}",
+    ],
+)
+def test_a_literal_secret_is_refused_and_never_quoted(text: str):
+    """C6: no error carries a value, whatever key it stands under."""
+    error = refused(text)
+    assert SECRET not in str(error)
+    assert SECRET not in repr(error.args)
+    assert error.__cause__ is None
+
+
+def test_the_secret_s_key_is_named():
+    assert "secrets.NAME" in refused(f'[secrets]\nNAME = "{SECRET}"').message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[execution.bounds]\nwall = 99999",
+        "[execution.bounds]\nwall = -1",
+        "[execution.bounds]\nmemory = 0",
+        "[execution.bounds]\nmemory = 1.5",
+        "[execution]\npool = 1001",
+        "[execution]\npool = true",
+        "[backends.p]\nttl = 61",
+        '[backends.p]\nminter = "jwt"',
+        '[backends.p]\nkey = "secret nobody"',
+        '[audit]\npath = ""',
+        '[audit]\npath = "a\\u0000b"',
+        'operations = "no colon"',
+        "[[execution]]\npool = 1",
+        "[broker]\napproval_wait = nan",
+        "[backends.'a b']\nttl = 1",
+        "a = = 1",
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_next_step(text: str):
+    assert refused(text).next_step
+
+
+def test_pyproject_table_and_its_lines():
+    config = load_text("[tool.lockgate.execution]\npool = 9", "/x", name="pyproject.toml")
+    assert config.execution.pool == 9
+    error = refused("[tool.other]\n[tool.lockgate.execution]\npol = 9", "pyproject.toml")
+    assert "line 3" in error.message
+    assert "[tool.lockgate]" in refused("[tool.other]", "pyproject.toml").message
+
+
+def test_the_file_wins_over_pyproject(tmp_path: Path):
+    assert find(tmp_path) is None
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert find(tmp_path) is None
+    (tmp_path / "pyproject.toml").write_text("[tool.lockgate.execution]\npool = 1\n")
+    assert load(tmp_path).execution.pool == 1
+    (tmp_path / "lockgate.toml").write_text("[execution]\npool = 2\n")
+    assert load(tmp_path).execution.pool == 2
+
+
+def test_files_that_cannot_be_read_are_typed(tmp_path: Path):
+    for content in (b"\xff\xfe", b"{ not json", b"x" * (1024 * 1024 + 1)):
+        path = tmp_path / "lockgate.toml"
+        path.write_bytes(content)
+        with pytest.raises(ConfigError):
+            load(path)
+    with pytest.raises(ConfigError):
+        load(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError):
+        load(tmp_path / "lockgate.toml" / "below")
+
+
+def test_what_was_validated_is_what_is_handed_over(tmp_path: Path):
+    config = load_text(FULL, tmp_path)
+    (tmp_path / "handed").write_bytes(config.to_json())
+    assert load(tmp_path / "handed") == config
+
+
+def test_line_of_finds_tables_and_keys():
+    text = "[a]\n\n[allow.refund.args.amount] # x\nat_most = 5\nx.y = 1\n"
+    assert line_of(text, "allow.refund.args.amount.at_most") == 4
+    assert line_of(text, "allow.refund.args.amount") == 3
+    assert line_of(text, "allow.nothing") is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        "operations",
+        "audit",
+        "execution",
+        "bounds",
+        "broker",
+        "secrets",
+        "backends",
+        "ref",
+        "rung",
+        "pool",
+        "path",
+        "x",
+        "",
+    ]
+)
+TREES = st.recursive(VALUES, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(KEYS, TREES, max_size=4))
+def test_any_data_is_a_config_or_a_typed_error(data: dict[str, object]):
+    from lockgate.config import from_dict
+
+    try:
+        assert isinstance(from_dict(data, "/x"), Config)
+    except ConfigError as error:
+        assert error.next_step
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda raw: raw.decode("latin-1")))
+def test_any_text_is_a_config_or_a_typed_error(text: str):
+    try:
+        assert isinstance(load_text(text, "/x"), Config)
+    except ConfigError as error:
+        assert error.next_step
+
+
+def test_no_field_of_the_configuration_can_hold_a_value_of_a_secret():
+    """A secret has a reference and nothing else: a new field here needs a new decision."""
+    from lockgate.config import Secret
+
+    assert Secret.__struct_fields__ == ("ref",)
+    assert msgspec.json.decode(load_text(FULL, "/x").to_json())["secrets"] == {
+        "payments_key": {"ref": "file:///x/keys/signing.toml#payments"}
+    }
