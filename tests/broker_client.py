@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -299,6 +298,7 @@ class Broker:
         self._ids = itertools.count(1)
         self._turn = threading.Condition()
         self._sending = threading.Lock()
+        self._flusher = ""
         self._attached: dict[str, queue.SimpleQueue[bool]] = {}
         self.agent, agent = socket.socketpair()
         self.supervisor, supervisor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -434,27 +434,27 @@ class Broker:
 
     # ---- evidence -------------------------------------------------------------------------------------------
     def rows(self, **wanted: Any) -> list[StoredRow]:
-        """The rows that are stored and have these values; waits a little for those still on their way."""
-        found: list[StoredRow] = []
-        for _ in range(50):
-            found = [
-                r
-                for r in reader.tail(str(self.audit_path), 100_000)
-                if all(getattr(r, k) == v for k, v in wanted.items())
-            ]
-            if found:
-                return found
-            time.sleep(0.02)
-        return found
+        """The rows that have these values, up to now: a denial of our own is durable only when all before it are."""
+        if self.process.poll() is None:
+            if not self._flusher:
+                self._flusher = self.open_run({}, user="flusher").run
+            assert self.tool(self._flusher, "flush").reason == "not_available"
+        rows = reader.tail(str(self.audit_path), 1_000_000)
+        return [r for r in rows if r.user != "flusher" and all(getattr(r, k) == v for k, v in wanted.items())]
 
     def ran(self) -> list[str]:
         """What functions noted when they ran."""
         path = self.base / "ran.log"
         return path.read_text().splitlines() if path.exists() else []
 
+    def _hang_up(self) -> None:
+        for sock in (self.agent, self.supervisor):
+            with contextlib.suppress(OSError):  # closing alone would wait for the thread that reads
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
     def close(self) -> None:
-        self.agent.close()
-        self.supervisor.close()
+        self._hang_up()
         for process in (self.process, self.writer):
             try:
                 process.wait(WAIT)
@@ -466,8 +466,7 @@ class Broker:
         """SIGKILL to the broker alone; the writer sees the end of its link."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(WAIT)
-        self.agent.close()
-        self.supervisor.close()
+        self._hang_up()
         self.writer.wait(WAIT)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+
 import msgspec
 
+from lockgate.broker import http
 from lockgate.config import Config
 from lockgate.contract.errors import ConfigError
 from lockgate.secrets import Store, open_store
@@ -43,4 +47,17 @@ def build(config: Config) -> dict[str, Backend]:
                 issuer=entry.issuer, audience=entry.audience, ttl=entry.ttl, key_ref=secret.ref, store=store
             )
         found[name] = Backend(name, entry.url, minter, entry.ttl)
+    _warm(found)
     return found
+
+
+def _warm(found: dict[str, Backend]) -> None:
+    """Load what the first call would otherwise load within its own deadline; both are extras and may be missing."""
+    with contextlib.suppress(ImportError):
+        if any(one.minter for one in found.values()):
+            importlib.import_module("joserfc.jwt")
+            importlib.import_module("joserfc.jwk")
+    with contextlib.suppress(ImportError):
+        for one in found.values():
+            if one.url is not None:
+                http.client(one.name)

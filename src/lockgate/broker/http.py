@@ -130,7 +130,7 @@ class BackendClient:
                 method, url, headers=headers, content=body, extensions={"timeout": self._timeouts()}
             )
             self._call.sent = True
-            answer = _client(self._entry.name).send(request, stream=True, follow_redirects=False)
+            answer = client(self._entry.name).send(request, stream=True, follow_redirects=False)
             try:
                 status = answer.status_code
                 if 300 <= status < 500 and status != REQUEST_TIMEOUT:
@@ -174,8 +174,8 @@ class BackendClient:
         return {"connect": left, "read": left, "write": left, "pool": left}
 
 
-def _client(name: str) -> httpx.Client:
-    """One client a backend: making one loads certificates, which takes longer than a call."""
+def client(name: str) -> httpx.Client:
+    """Return the one client of a backend: making one loads certificates, which takes longer than a call."""
     import httpx  # noqa: PLC0415 - an extra
 
     with _lock:
