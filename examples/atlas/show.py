@@ -49,7 +49,7 @@ def table(*columns: str, **options: Any) -> Table:
 def grid(*lines: tuple[str, Any]) -> Table:
     """Labels and texts, wrapped beside each other."""
     made = Table.grid(padding=(0, 1))
-    made.add_column(style="bold", no_wrap=True)
+    made.add_column(style="bold", no_wrap=True, width=8)
     made.add_column()
     for label, text in lines:
         made.add_row(label, text)
@@ -63,10 +63,10 @@ def opening(facts: dict[str, Any]) -> Panel:
     held = Text(MEMORY.get(memory, memory))
     if memory == "rlimit":
         held = Text("weaker: RLIMIT_AS and one process. This demo accepts that itself", style=warn)
-        held.append(", because no memory cgroup is ours here; as root it would be one", style="not bold default")
+        held.append(", since this user has no memory cgroup; root would get one", style="not bold default")
     kind = Text("the kernel is shared with this machine", style=warn)
     kind.append(
-        ": a packaging boundary. It holds careless code and what follows; a kernel bug gets through it",
+        ": a packaging boundary. It holds code that goes astray; code with a kernel exploit gets through",
         style="not bold default",
     )
     accepted = Text("accept_shared_kernel=True, passed by this demo itself", style=warn)
@@ -81,7 +81,7 @@ def opening(facts: dict[str, Any]) -> Panel:
     calls = grid(
         ("decides", "one authorize() in the broker, for tool calls and for code; who, budget and expiry are the run's"),
         ("keys", "a token is minted for one call, used in the broker, never seen by the agent or the sandbox"),
-        ("record", "every call and every denial is a row of a chained audit log, before its effect"),
+        ("record", "each call is a row of a chained audit log; a write's intent is on the disk before the write"),
     )
     return Panel(
         Group(
