@@ -151,7 +151,7 @@ def compile_tree(tree: Path) -> None:
     Files that do not compile (templates, other Pythons) are left to be found out at import.
     """
     command = [
-        sys.executable, "-I", "-S", "-m", "compileall", "-q", "-q", "-f",
+        sys.executable, "-I", "-S", "-m", "compileall", "-q", "-q", "-f", "-j", "0",
         "-s", str(tree), "-p", layout.PACKAGES, "--invalidation-mode", "unchecked-hash", str(tree),
     ]  # fmt: skip
     try:

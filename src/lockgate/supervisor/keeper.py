@@ -146,6 +146,9 @@ def _keeper(layout: Layout, sock: socket.socket) -> NoReturn:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)  # the agent's pipes must not stay open because of us
+        for fd in range(3):
+            os.dup2(null, fd)
         keep = sock.fileno()
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
