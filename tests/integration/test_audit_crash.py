@@ -89,7 +89,7 @@ def test_killing_the_client_200_times(tmp_path: Path, audit_nursery: AuditNurser
     seq = acknowledged = unknown = rounds = 0
     for number in range(CLIENT_KILLS):
         session = Session(audit_nursery, path, str(number))
-        session.listen(20, until=b"append")
+        session.listen(20, until=b"intent" if number % 2 else b"append")
         session.listen(dice.uniform(0, 0.03))
         os.kill(session.client, signal.SIGKILL)
         acks = session.end()
@@ -105,8 +105,8 @@ def test_killing_the_client_200_times(tmp_path: Path, audit_nursery: AuditNurser
     report = reader.verify(path)
     assert (report.findings, report.open, report.gaps) == ((), 0, ())
     assert report.unknown == unknown
-    assert acknowledged > 5 * rounds
-    assert unknown > rounds // 4, "the kills did not meet writes in flight: the test would show nothing"
+    assert acknowledged > 2 * rounds
+    assert unknown > rounds // 10, "the kills did not meet writes in flight: the test would show nothing"
 
 
 def test_killing_the_writer(tmp_path: Path, audit_nursery: AuditNursery) -> None:

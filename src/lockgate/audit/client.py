@@ -59,8 +59,10 @@ class AuditClient:
         self._timeout = timeout
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._n = 0
+        self._begun = False
         self._ids = count(1)
         self._sending = threading.Lock()
+        self._beginning = threading.Lock()
         self._writable = select.poll()
         self._writable.register(sock, select.POLLOUT)
         self._inbox = Inbox(sock)
@@ -88,8 +90,15 @@ class AuditClient:
             AuditUnavailable: it could not, with the writer's own words, or did not within `timeout` seconds.
 
         """
-        reply = self._inbox.wait(0, self._ready, time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
+        if not self._beginning.acquire(timeout=timeout):
+            raise self._inbox.error(f"the audit writer was not ready within {timeout:g} s")
+        try:
+            reply = self._ready.reply or self._inbox.wait(0, self._ready, deadline)
+        finally:
+            self._beginning.release()
         if isinstance(reply, wire.Ready):
+            self._begun = True
             return reply
         raise self._inbox.error(f"the audit writer was not ready within {timeout:g} s")
 
@@ -238,6 +247,8 @@ class AuditClient:
         return audit_id
 
     def _lock_sending(self) -> None:
+        if not self._begun:
+            self.ready(self._timeout)  # before the writer has noted this source, a lost row would leave no hole
         if not self._sending.acquire(blocking=False) and not self._sending.acquire(timeout=self._timeout):
             raise self._late()
 

@@ -34,7 +34,7 @@ from lockgate.contract.errors import AuditUnavailable
 
 RETRY_MS: Final = 250
 IDLE_MS: Final = 1000
-LAST_TRY_SECONDS: Final = 5.0
+LAST_TRY_SECONDS: Final = 3.0
 RETAIN_BYTES: Final = 8 * 1024 * 1024
 _RANGES_A_ROW: Final = 200
 
@@ -53,6 +53,8 @@ class Writer:
         self._stream = Stream(sock)
         self._store = store
         self._opened = False
+        self._unknown = 0
+        self._gaps = 0
         self._failing: AuditUnavailable | None = None
         self._retained: list[Frame] = []
         self._retained_bytes = 0
@@ -61,21 +63,19 @@ class Writer:
         self._own = 0
         self._dirty = False
 
-    def repair(self) -> wire.Ready:
-        """State what earlier writers left open: intents without outcome, clients whose last rows may be missing."""
-        own = self._own
-        try:
-            with self._store.transaction(durable=True):
-                unknown = self._end_intents("the writer of this intent ended before its outcome came")
-                lost = self._store.lost_sources()
-                for source, last in lost:
-                    self._state_gap(source, f"{last + 1}-", "the writer was killed; later rows of this source are lost")
-                    self._store.close_source(source, last)
-        except AuditUnavailable:
-            self._own = own
-            raise
-        head = self._store.head
-        return wire.Ready(os.getpid(), head.seq, head.hash, unknown, len(lost))
+    def repair(self) -> None:
+        """State what earlier writers left open: intents without outcome, clients whose last rows may be missing.
+
+        Raises:
+            AuditUnavailable: the store takes no rows.
+
+        """
+        with self._store.transaction(durable=True):
+            self._unknown = self._end_intents("the writer of this intent ended before its outcome came")
+            for source, last in self._store.lost_sources():
+                self._state_gap(source, f"{last + 1}-", "the writer was killed; later rows of this source are lost")
+                self._store.close_source(source, last)
+                self._gaps += 1
 
     def serve(self) -> int:
         """Store what comes until the client is gone; returns the exit code."""
@@ -83,6 +83,8 @@ class Writer:
         while not stream.ended:
             came = stream.wait(RETRY_MS if self._failing is not None else IDLE_MS)
             frames = stream.read() if came else []
+            if stream.source and not self._open_source():
+                return 1
             if frames or self._failing is not None:
                 self._store_batch(frames)
             elif not came and self._dirty:
@@ -94,6 +96,21 @@ class Writer:
             return self._finish() or 1
         return self._finish()
 
+    def _open_source(self) -> bool:
+        """Note durably that the client begins, then let it send: a row that is lost can be told from then on."""
+        if self._opened:
+            return True
+        try:
+            with self._store.transaction(durable=True):
+                self._store.open_source(self._stream.source)
+        except AuditUnavailable as error:
+            self.send(wire.encode_reply(wire.Failed(error.message, error.next_step)))
+            return False
+        self._opened = True
+        head = self._store.head
+        self.send(wire.encode_reply(wire.Ready(os.getpid(), head.seq, head.hash, self._unknown, self._gaps)))
+        return True
+
     # ---- storing --------------------------------------------------------------------------------------------
     def _store_batch(self, frames: list[Frame]) -> None:
         """Store one batch and answer it; on failure answer it too, and keep what nobody waits for."""
@@ -101,8 +118,6 @@ class Writer:
         own = self._own
         try:
             with self._store.transaction(durable=durable):
-                if not self._opened:
-                    self._store.open_source(self._stream.source)
                 for frame in self._retained:
                     self._store.add(frame.body)
                 self._state_refused()
@@ -111,7 +126,7 @@ class Writer:
             self._own = own
             self._fail(frames, error)
             return
-        self._opened = self._dirty = True
+        self._dirty = True
         self._retained.clear()
         self._retained_bytes = 0
         self._refused.clear()
@@ -208,10 +223,10 @@ class Writer:
     def _finish(self) -> int:
         """Store what is left, close the client's intents and its source; bounded when the disk stays full."""
         deadline = time.monotonic() + LAST_TRY_SECONDS
-        while self._stream.source:
+        while self._opened:
             own = self._own
             try:
-                if self._failing is not None or not self._opened:
+                if self._failing is not None:
                     self._store_batch([])
                 if self._failing is None:
                     with self._store.transaction(durable=True):
@@ -261,12 +276,11 @@ def main(argv: list[str] | None = None) -> int:
     os.set_inheritable(options.fd, False)
     try:
         writer = Writer(sock, Store(options.path.absolute()))
-        ready: wire.Ready | wire.Failed = writer.repair()
+        writer.repair()
     except AuditUnavailable as error:
         with contextlib.suppress(OSError):
             sock.send(wire.encode_reply(wire.Failed(error.message, error.next_step)))
         return 1
-    writer.send(wire.encode_reply(ready))
     return writer.serve()
 
 
