@@ -219,7 +219,7 @@ def serve(facts, since, cold):
     try:
         main = prepare(cold)
     except BaseException as error:
-        report = {"step": "warmup", "errno": getattr(error, "errno", None) or 0, "detail": repr(error)[:1000]}
+        report = {"step": "warmup", "errno": getattr(error, "errno", None) or 0, "detail": repr(error)[:500]}
         write_all(b"F" + json.dumps(report).encode() + b"\n")
         _exit(99)
     facts["stages_us"]["warmup"] = (time.perf_counter_ns() - since) // 1000

@@ -234,7 +234,7 @@ def main() -> NoReturn:
     try:
         with open(plan_fd, "rb") as file:  # noqa: PTH123 - a descriptor
             plan = json.load(file)
-        launcher = Launcher(plan, root=os.getuid() == 0)
+        launcher = Launcher(plan, root=plan["base"] > 0)
         os.umask(0o022)  # slots are other ids than the owner of the tree
         if launcher.root:
             # EPERM: root without CAP_SYS_ADMIN, as in many containers. It may still have it in a namespace of its own.

@@ -74,7 +74,7 @@ class ContainerRuntime:
                 "preload": spec.preload,
                 "memory_by_rlimit": spec.memory_by_rlimit,
                 "arguments": self._arguments,
-                "base": _claim_ids(owned) if os.getuid() == 0 else 0,
+                "base": _claim_ids(owned) if _is_host_root() else 0,
             }
             ctl, lifeline, launcher = _launch(msgspec.json.encode(data))
             try:
@@ -120,6 +120,14 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _is_host_root() -> bool:
+    """Whether this is id 0 of the initial user namespace, which may map any range of ids (user_namespaces(7)).
+
+    Root of another namespace (a rootless container) has few ids to give away and works like a plain user.
+    """
+    return os.getuid() == 0 and Path("/proc/self/uid_map").read_text("ascii").split() == ["0", "0", str(2**32 - 1)]
 
 
 def _claim_ids(owned: contextlib.ExitStack) -> int:

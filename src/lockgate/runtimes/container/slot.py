@@ -196,7 +196,7 @@ def _fail(control: int, step: str, error: BaseException) -> NoReturn:
     report = {
         "step": step,
         "errno": getattr(error, "errno", None) or 0,
-        "detail": f"{type(error).__name__}: {error}"[:1000],
+        "detail": f"{type(error).__name__}: {error}"[:500],  # a line of at most READY_LINE_BYTES
     }
     try:
         os.write(control, layout.FAILED + json.dumps(report).encode() + b"\n")
