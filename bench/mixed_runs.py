@@ -38,7 +38,7 @@ def census(pids: list[int]) -> dict[str, int]:
     descriptors = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
     namespaces = {os.readlink(f"/proc/{p}/ns/pid") for p in os.listdir("/proc") if p.isdigit() and readable(p)}
     cgroups = sum(len(dirs) for top in ("memory", "pids", "cpu", "unified") for _, dirs, _ in walk(top))
-    processes = sum(1 for p in os.listdir("/proc") if p.isdigit())
+    processes = descendants()
     mounts = Path("/proc/self/mountinfo").read_text().count("\n")
     return {
         "fds": descriptors,
@@ -47,6 +47,21 @@ def census(pids: list[int]) -> dict[str, int]:
         "namespaces": len(namespaces),
         "processes": processes,
     }
+
+
+def descendants() -> int:
+    """Processes that come from this one, slots included."""
+    parents: dict[str, str] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parents[name] = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+    found, more = set(), {str(os.getpid())}
+    while more:
+        found |= more
+        more = {pid for pid, parent in parents.items() if parent in more} - found
+    return len(found)
 
 
 def walk(top: str) -> Any:
@@ -61,6 +76,19 @@ def readable(pid: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def child(module: str) -> int:
+    """The pid of our child that runs `lockgate.<module>`."""
+    for name in os.listdir("/proc"):
+        try:
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+            parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if parent == str(os.getpid()) and f"lockgate.{module}".encode() in command:
+            return int(name)
+    raise SystemExit(f"no child runs lockgate.{module}")
 
 
 def rss(pid: int) -> float:
@@ -88,7 +116,7 @@ async def main() -> None:
         config.write_text(CONFIG)
         scope = lg.Scope(user="bench", agent="bench", tenant="bench", expires=lg.minutes(60), allow={})
         async with lg.Gate(config) as gate, gate.run_scope(scope) as run:
-            pids = [gate.pids["supervisor"], gate.pids["broker"]]
+            pids = [child("supervisor"), child("broker")]
             for name in ORDER:  # every path once, so that lazy imports and buffers are in the first count
                 await run.code(KINDS[name])
             before = await settle(gate, pids, None)
