@@ -174,10 +174,11 @@ def test_an_export_directory_that_cannot_be_is_refused_before_the_run(gate_run: 
 def test_narrowed_broker_bounds_hold(gate_run: lg.sync.Run):
     """C3, X7: bounds that the broker owns travel with the ticket."""
     result = gate_run.code(
-        "n = 0\ntry:\n    for _ in range(5): host.call('echo', text='x'); n += 1\nexcept host.Denied as d: n = (n, d.reason)\nn",
+        "n = 0\ntry:\n    for _ in range(5): host.call('echo', text='x'); n += 1\n"
+        "except host.Denied as d: n = (n, d.reason)\nn",
         bounds={"calls": 3},
     )
-    assert result.value == [3, "budget_exhausted"] or (result.value and result.value[0] == 3)
+    assert result.value[0] == 3
     assert gate_run.code("for _ in range(5): host.call('echo', text='x')\n5").value == 5
 
 
@@ -216,7 +217,7 @@ def test_no_environment_reaches_any_child(gate: lg.sync.Gate):
         except PermissionError:
             continue  # it made itself undumpable, so that its own user cannot look either
         assert found.rstrip(b"\0") in (b"", b"LC_CTYPE=C.UTF-8"), child.name
-    assert Path("/proc/self/environ").read_bytes() or not os.environ
+    assert Path("/proc/self/environ").read_bytes()
 
 
 def test_children_inherit_only_the_descriptors_in_their_argv(gate_config: Path):
