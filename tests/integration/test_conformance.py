@@ -1,0 +1,133 @@
+"""The shipped conformance suite, on every rung this host can run (X1, X4 to X10, C8)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import lockgate as lg
+from gate_fixtures import gate_home, gate_scope
+from lockgate.runtimes.conformance import CHECKS, Check, NotConformant, run_suite
+
+RUNGS = ("container",)
+
+
+def descendants() -> int:
+    """Processes that come from this one."""
+    parents: dict[str, str] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parents[name] = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+    found: set[str] = set()
+    more = {str(os.getpid())}
+    while more:
+        found |= more
+        more = {pid for pid, parent in parents.items() if parent in more} - found
+    return len(found)
+
+
+class GateSubject:
+    """A rung behind the public API."""
+
+    def __init__(self, gate: lg.Gate, run: lg.Run) -> None:
+        self._gate = gate
+        self._run = run
+
+    async def code(self, source: str, **bounds: float) -> lg.RunResult:
+        return await self._run.code(source, bounds=bounds)
+
+    async def processes(self) -> int:
+        for _ in range(100):
+            await self._gate.prewarm(2)
+            stats = await self._gate.stats()
+            if not stats["dying"] and not stats["growing"] and not stats["runs"]:
+                break
+            await asyncio.sleep(0.05)
+        return descendants() - (await self._gate.stats())["warm"]
+
+    async def supervisor_rss(self) -> int:
+        return (await self._gate.stats())["rss"]
+
+    def may_fork(self) -> bool:
+        return os.geteuid() == 0  # without a memory cgroup the run is one process (docs/security/limits.md)
+
+
+@asynccontextmanager
+async def subject(home: Path) -> AsyncIterator[GateSubject]:
+    async with lg.Gate(gate_home(home)) as gate, gate.run_scope(gate_scope(echo={})) as run:
+        yield GateSubject(gate, run)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.timeout(200)
+def test_every_promise_of_a_rung(rung: str, tmp_path: Path) -> None:
+    async def main() -> list[tuple[str, str]]:
+        async with subject(tmp_path) as one:
+            return await run_suite(one)
+
+    assert asyncio.run(main()) == []
+
+
+class Leaky:
+    """A rung that is none: it runs code in this very process. The suite must notice (negative control)."""
+
+    async def code(self, source: str, **bounds: float) -> lg.RunResult:
+        if (
+            "while True" in source
+            or "_exit" in source
+            or "fork" in source
+            or "sleep" in source
+            or "10_000_000" in source
+        ):
+            return lg.RunResult(run_id="x", rung="container")
+        names: dict[str, object] = {}
+        lines = source.rsplit("\n", 1)
+        try:
+            exec("\n".join(lines[:-1]), names)
+            value = eval(lines[-1], names)
+        except BaseException as error:
+            return lg.RunResult(run_id="x", rung="container", exit_code=1, text=str(error))
+        return lg.RunResult(run_id="x", rung="container", value=value)
+
+    async def processes(self) -> int:
+        return 0
+
+    async def supervisor_rss(self) -> int:
+        return 0
+
+    def may_fork(self) -> bool:
+        return True
+
+
+async def _fails(one: Check) -> bool:
+    try:
+        await one.run(Leaky())
+    except NotConformant:
+        return True
+    except Exception:
+        return True
+    return False
+
+
+def test_the_suite_fails_where_there_is_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)  # noqa: TID251 - what the leaky control plants is taken away again
+    try:
+        passed = [one.name for one in CHECKS if not asyncio.run(_fails(one))]
+    finally:
+        import builtins
+        import json
+        import sys
+
+        for place in (builtins, sys, json):
+            place.__dict__.pop("planted", None)
+        os.environ.pop("PLANTED", None)  # noqa: TID251
+        assert dict(os.environ) == before  # noqa: TID251
+    assert passed in ([], ["two_runs_draw_different_randomness"])
