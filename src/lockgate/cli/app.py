@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from lockgate.cli import audit, demo, doctor, env, ops, policy, run
+from lockgate.cli import attack, audit, demo, doctor, env, ops, policy, render, run
 from lockgate.cli.output import show_error
 from lockgate.contract.errors import HostFault, LockgateError
 
@@ -27,7 +27,10 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("demo", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("attack")(attack.attack)
 app.command("ops")(ops.ops)
+app.command("render")(render.render)
+app.command("corpus")(render.corpus_command)
 app.add_typer(policy.app, name="policy")
 app.add_typer(env.app, name="env")
 app.add_typer(audit.app, name="audit")

@@ -1,0 +1,157 @@
+"""`lockgate render` and `lockgate corpus`: the render guard from a shell.
+
+Rule 1: the safe text goes to stdout and nothing else; what was denied goes to stderr, or into the JSON document.
+Rule 2: findings exit 1, so that a pipeline notices; the safe text is still written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from lockgate.cli.output import Json, err, print_json
+from lockgate.contract.errors import ConfigError
+from lockgate.render import Guard, Provenance, Rendered, RenderPolicy, corpus
+
+SINKS: Final = {
+    "markdown": "markdown", "html": "html", "email": "email_html", "text": "text", "terminal": "terminal",
+    "log": "log_line", "slack": "slack", "slack-mrkdwn": "slack_mrkdwn", "discord": "discord", "teams": "adaptive_card",
+    "adaptive-card": "adaptive_card", "github": "github", "jira": "jira",
+    "jira-wiki": "jira_wiki", "csv": "csv", "cell": "cell",
+    "svg": "svg", "xml": "xml", "json": "json", "yaml": "yaml", "ipynb": "ipynb", "latex": "latex", "header": "header",
+    "office": "office",
+}  # fmt: skip
+_WITH_SOURCE: Final = frozenset({"markdown", "html", "email"})
+_INPUT_BYTES: Final = 64 * 1024 * 1024
+
+Sink = Annotated[str, typer.Option("--sink", "-s", help="Where it will be shown: " + ", ".join(SINKS) + ".")]
+Policy = Annotated[Path | None, typer.Option("--policy", help="TOML file with a [render] table.")]
+Links = Annotated[list[str] | None, typer.Option("--allow-link", help="A link rule, such as https://docs.example/*.")]
+Images = Annotated[list[str] | None, typer.Option("--allow-image", help="An image rule.")]
+Known = Annotated[list[str] | None, typer.Option("--known", help="A URL known before the model spoke, byte for byte.")]
+
+
+def render(  # noqa: PLR0917 -- typer reads the options from the signature
+    file: Annotated[str, typer.Argument(help="File to show, or - for standard input.")],
+    sink: Sink = "markdown",
+    source: Annotated[str, typer.Option("--source", help="What it is written in: markdown, html, or auto.")] = "auto",
+    policy: Policy = None,
+    allow_link: Links = None,
+    allow_image: Images = None,
+    known: Known = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say on stderr what was denied and why.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Rebuild a text for the place it will be shown at; nothing in it can fetch, link or execute."""
+    method = SINKS.get(sink)
+    if method is None:
+        raise ConfigError(f"there is no sink {sink!r}", next_step="use one of: " + ", ".join(SINKS))
+    if source not in {"auto", "markdown", "html"}:
+        raise ConfigError(f"there is no source {source!r}", next_step="use markdown, html or auto")
+    guard = Guard(_policy(policy, allow_link, allow_image), Provenance(known or ()))
+    data = _read(file)
+    if sink == "office":
+        return _office(guard, data, as_json=as_json)
+    written = source if source != "auto" else ("html" if file.lower().endswith((".html", ".htm")) else "markdown")
+    extra: dict[str, Any] = {"source": written} if sink in _WITH_SOURCE else {}
+    made: Rendered = getattr(guard, method)(data, **extra)
+    if as_json:
+        print_json(
+            {
+                "sink": sink,
+                "text": made.text,
+                "denials": made.denials,
+                "truncated": made.truncated,
+                "fell_back": made.fell_back,
+            }
+        )
+    else:
+        sys.stdout.write(made.text)
+        sys.stdout.flush()
+        if explain:
+            _explain(made)
+    return 1 if made.denials else 0
+
+
+def _office(guard: Guard, data: bytes, *, as_json: bool) -> int:
+    denials = guard.office(data)
+    if as_json:
+        print_json({"sink": "office", "denials": denials})
+    else:
+        for denial in denials:
+            err().print(f"denied: {denial.reason}" + (f" ({denial.host})" if denial.host else ""))
+    return 1 if denials else 0
+
+
+def _explain(made: Rendered) -> None:
+    console = err()
+    for denial in made.denials:
+        console.print(f"denied: {denial.kind} {denial.reason}" + (f", host {denial.host}" if denial.host else ""))
+    if made.truncated:
+        console.print(f"truncated: {made.truncated} bytes dropped")
+    if made.fell_back:
+        console.print("shown in plain form: too complex, or the self-check was surprised")
+    if not made.denials:
+        console.print("nothing was denied")
+
+
+def corpus_command(
+    file: Annotated[Path, typer.Argument(help="Cases, one JSON object a line.")],
+    as_json: Json = False,
+) -> int:
+    """Run a file of render cases against the real guard."""
+    outcomes = [corpus.check(case) for case in read_cases(file)]
+    failures = [outcome for outcome in outcomes if not outcome.passed]
+    report = {"total": len(outcomes), "passed": len(outcomes) - len(failures), "failures": failures}
+    if as_json:
+        print_json(report)
+    else:
+        for failure in failures:
+            err().print(f"{failure.id}: expected {failure.expected}, got {failure.got}: {failure.reason}")
+        sys.stdout.write(f"{report['passed']} of {report['total']} cases hold\n")
+    return 1 if failures else 0
+
+
+def read_cases(file: Path) -> list[dict[str, Any]]:
+    """Read a file of cases.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is no case.
+
+    """
+    cases: list[dict[str, Any]] = []
+    for number, line in enumerate(_read(str(file)).decode("utf-8", "replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            case: Any = json.loads(line)
+        except ValueError:
+            case = None
+        if not isinstance(case, dict):
+            raise ConfigError(f"line {number} is no JSON object", next_step="write one case a line")
+        cases.append(case)  # pyright: ignore[reportUnknownArgumentType]
+    return cases
+
+
+def _policy(path: Path | None, links: list[str] | None, images: list[str] | None) -> RenderPolicy:
+    if path is None:
+        return RenderPolicy.of(links=links or (), images=images or ())
+    if links or images:
+        raise ConfigError("--policy and --allow-… were both given", next_step="put the rules into the policy file")
+    return RenderPolicy.load(_read(str(path)).decode("utf-8", "replace"))
+
+
+def _read(file: str) -> bytes:
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read(_INPUT_BYTES)
+        with Path(file).open("rb") as opened:
+            return opened.read(_INPUT_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"{file!r} cannot be read: {error.strerror}", next_step="name a file that exists, or -"
+        ) from None
