@@ -82,7 +82,7 @@ class Engine:
         self.deck = Deck(reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, layout.RUN_DIR)
         self.runs: dict[int, Run] = {}
         self.tickets: dict[str, Run] = {}
-        self._known_envs: set[str] = set()
+        self._keys: dict[tuple[str, str | None, bool], Key] = {}
 
     def _keeper_gone(self, fault: HostFault) -> None:
         self.pool.stop(fault)
@@ -113,13 +113,15 @@ class Engine:
             CannotIsolate: no memory cgroup can be had and the fallback was not accepted.
 
         """
+        known = self._keys.get((rung, env, accept_rlimit))
+        if known is not None:
+            return known
         if rung not in self.runtimes:
             raise UnknownRung(
                 f"this version has no rung {rung!r}", next_step="use one of: " + ", ".join(sorted(self.runtimes))
             )
-        if env is not None and env not in self._known_envs:
+        if env is not None:
             envs.find(env, store=self.store)
-            self._known_envs.add(env)
         by_rlimit = self.layout.memory_by == "none"
         if by_rlimit and not (accept_rlimit or self.settings.memory == "rlimit"):
             why = self.layout.missing.get("memory") or self.layout.missing.get("swap") or "no memory cgroup"
@@ -130,7 +132,8 @@ class Engine:
                     "in its place (one process, no threads, an exception instead of a kill)"
                 ),
             )
-        return Key(self.runtimes[rung].rung, env, by_rlimit)
+        key = self._keys[rung, env, accept_rlimit] = Key(self.runtimes[rung].rung, env, by_rlimit)
+        return key
 
     def _check(self, spec: RunSpec) -> tuple[Key, bytes]:
         key = self.key(spec.rung, spec.env, accept_rlimit=spec.accept_memory_rlimit)

@@ -21,6 +21,7 @@ _NAME_BYTES: Final = 256
 _MESSAGE_BYTES: Final = 8 * KiB
 _TRACEBACK_BYTES: Final = 32 * KiB
 _MARKER_BYTES: Final = 128
+_SMALL: Final = 1024
 _json: Final = msgspec.json.Decoder(Any)
 
 
@@ -41,18 +42,15 @@ def _whole(value: object) -> int:
 
 def clean(result: MachineResult, cap: int) -> Outcome:
     """Return what may be passed on of `result`; value and text hold at most `cap` bytes each."""
+    if not (result.truncated or result.error) and 4 * len(result.text) + len(result.value or b"") <= min(cap, _SMALL):
+        return Outcome(value=_checked(result.value), text=result.text, exit_code=result.exit_code & 0xFF)
     truncated = {name: _whole(result.truncated.get(name, 0)) for name in ("value", "text")}
     value = NULL
     if result.value is not None:
         if len(result.value) > cap:
             truncated["value"] += len(result.value)
         else:
-            try:
-                _json.decode(result.value)
-            except (msgspec.DecodeError, RecursionError, ValueError):
-                value = NULL  # JSON that this side cannot hold (a lone surrogate, NaN): `text` still shows it
-            else:
-                value = msgspec.Raw(result.value)
+            value = _checked(result.value)
     text, dropped = cut_text(result.text, cap + _MARKER_BYTES)  # the rung's own marker may stand at its end
     truncated["text"] += dropped
     return Outcome(
@@ -62,6 +60,17 @@ def clean(result: MachineResult, cap: int) -> Outcome:
         exit_code=result.exit_code & 0xFF,
         truncated={name: count for name, count in truncated.items() if count},
     )
+
+
+def _checked(value: bytes | None) -> msgspec.Raw:
+    """Return the value if it is one JSON value that this side can hold (no NaN, no lone surrogate), else null."""
+    if value is None:
+        return NULL
+    try:
+        _json.decode(value)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return NULL  # `text` still shows it
+    return msgspec.Raw(value)
 
 
 def clean_error(error: ErrorInfo | None) -> ErrorInfo | None:

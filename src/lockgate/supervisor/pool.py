@@ -93,8 +93,8 @@ class Pool:
         while shelf.warm:
             slot = shelf.warm.popleft()
             if slot.warm:
-                self._kick()
                 got(slot)
+                self._reactor.defer(self._kick)  # the run first
                 return _nothing
         waiter = Waiter(got, failed)
         if line.closed_until > self._active and line.error is not None:
