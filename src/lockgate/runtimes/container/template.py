@@ -100,7 +100,7 @@ class Template:
         # name the place where this interpreter was made; whoever asks for them gets them read again.
         for name in [one for one in sys.modules if one.partition(".")[0] == "lockgate" or "_sysconfigdata" in one]:
             del sys.modules[name]
-        vars(sysconfig).update(_CONFIG_VARS=None, _CONFIG_VARS_INITIALIZED=False)
+        sysconfig.__dict__.update(_CONFIG_VARS=None, _CONFIG_VARS_INITIALIZED=False)
         sys.path_importer_cache.clear()
         if self.open:
             mounts.attach(layout.FD_PROC, "/proc")
