@@ -281,14 +281,28 @@ class Channel:
         return self.call(op, **args).get("error", {}).get("reason", "")
 
 
+def start_process(argv: list[str], fds: list[int], log: int) -> subprocess.Popen[bytes]:
+    """Start one process as a Gate does: no environment, these descriptors and no others."""
+    return subprocess.Popen(argv, pass_fds=fds, env={}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+
+
 class Broker:
     """Starts the two processes in `base` and speaks for agent and supervisor."""
 
-    def __init__(self, base: Path, *, operations: str = OPERATIONS, config: str = "", deadline: float = WAIT) -> None:
+    def __init__(
+        self,
+        base: Path,
+        *,
+        operations: str = OPERATIONS,
+        config: str = "",
+        audit: str = "audit.db",
+        spawn: Callable[..., Any] | None = None,
+    ) -> None:
+        spawn = spawn or start_process
         self.base = base
-        self.audit_path = base / "audit.db"
+        self.audit_path = base / audit
         (base / "operations.py").write_text(operations)
-        (base / "lockgate.toml").write_text('operations = "operations:ops"\n' + config)
+        (base / "lockgate.toml").write_text(f'operations = "operations:ops"\naudit.path = "{audit}"\n{config}')
         self.pushed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed: dict[str, wire.CodeClosed] = {}
         self.asked: list[wire.ApprovalAsked] = []
@@ -307,16 +321,12 @@ class Broker:
         with self.log.open("wb") as log, contextlib.ExitStack() as theirs:
             for sock in (agent, supervisor, audit, writer):
                 theirs.callback(sock.close)
-            common: dict[str, Any] = {"env": {}, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": "/"}
-            self.writer = subprocess.Popen(
-                writer_argv(writer.fileno(), str(self.audit_path)), pass_fds=[writer.fileno()], **common
-            )
+            self.writer = spawn(writer_argv(writer.fileno(), str(self.audit_path)), [writer.fileno()], log.fileno())
             argv = [sys.executable, "-I", "-m", "lockgate.broker", "--config", str(base / "lockgate.toml")]
             argv += ["--agent-fd", str(agent.fileno()), "--supervisor-fd", str(supervisor.fileno())]
             argv += ["--audit-fd", str(audit.fileno())]
-            self.process = subprocess.Popen(
-                argv, pass_fds=[agent.fileno(), supervisor.fileno(), audit.fileno()], **common
-            )
+            fds = [agent.fileno(), supervisor.fileno(), audit.fileno()]
+            self.process = spawn(argv, fds, log.fileno())
         self.agent.settimeout(None)
         self._threads = [
             threading.Thread(target=self._listen, daemon=True),
@@ -324,7 +334,7 @@ class Broker:
         ]
         for thread in self._threads:
             thread.start()
-        self.ready = self.pushed.get(timeout=deadline)
+        self.ready = self.pushed.get(timeout=WAIT)
 
     # ---- agent ----------------------------------------------------------------------------------------------
     def _listen(self) -> None:
@@ -439,7 +449,7 @@ class Broker:
             if not self._flusher:
                 self._flusher = self.open_run({}, user="flusher").run
             assert self.tool(self._flusher, "flush").reason == "not_available"
-        rows = reader.tail(str(self.audit_path), 1_000_000)
+        rows = list(reader.tail(str(self.audit_path), 1_000_000))
         return [r for r in rows if r.user != "flusher" and all(getattr(r, k) == v for k, v in wanted.items())]
 
     def ran(self) -> list[str]:

@@ -71,6 +71,7 @@ class AuditClient:
         try:
             socket.send_fds(sock, [wire.HEADER.pack(len(name), wire.HELLO, 0, 0) + name], [self._bell])
         except OSError:
+            self._inbox.look(time.monotonic())  # a writer that could not start said why before it ended
             self._inbox.fail("the audit writer is gone")
 
     @property
@@ -114,8 +115,10 @@ class AuditClient:
             raise ValueError("the intent of a write must be durable; use intent()")
         body = rows.encode(row)
         mono = time.monotonic()
-        self._inbox.look(mono)
-        sick = self._inbox.sick
+        inbox = self._inbox
+        if mono >= inbox.look_at:
+            inbox.look(mono)
+        sick = inbox.sick
         if sick is not None:
             raise AuditUnavailable(sick[0], next_step=sick[1])
         return self._send(wire.APPEND, 0, body, mono)
@@ -135,10 +138,10 @@ class AuditClient:
         return audit_id
 
     def intent(self, row: Row, idempotency_key: str | None, grant_id: str | None = None) -> str | Existing:
-        """Claim a key and a grant for the write that `row` announces; returns its audit id once that is durable.
+        """Claim a key and a grant for the call that `row` announces; returns its audit id once that is durable.
 
         Args:
-            row: phase "intent", effect "write".
+            row: phase "intent"; of a write, or of a read that uses a grant.
             idempotency_key: at most one intent holds it, until it is released; None = every call is a new one.
             grant_id: used once for ever; None = no approval was needed.
 
@@ -149,11 +152,11 @@ class AuditClient:
         Raises:
             AuditUnavailable: nothing was claimed, or nobody said so in time (then the claim is given up by a second
                 message, should the first arrive). The write must not run.
-            ValueError: the row is not the intent of a write.
+            ValueError: the row is no intent.
 
         """
-        if row.phase != "intent" or row.effect != "write":
-            raise ValueError(f"intent() takes the intent of a write, not {row.phase!r} of a {row.effect!r}")
+        if row.phase != "intent":
+            raise ValueError(f"intent() takes a row of phase 'intent', not {row.phase!r}")
         if row.idempotency_key != idempotency_key or row.grant_id != grant_id:
             row = msgspec.structs.replace(row, idempotency_key=idempotency_key, grant_id=grant_id)
         head = _pack(wire.IntentHead(idempotency_key, grant_id))
@@ -232,13 +235,14 @@ class AuditClient:
     # ---- sending --------------------------------------------------------------------------------------------
     def _send(self, kind: int, request: int, body: bytes, mono: float, head: bytes = b"") -> str:
         """Number the row, stamp it with id and clocks, send it; returns the id."""
-        self._lock_sending()
+        if not (self._begun and self._sending.acquire(blocking=False)):
+            self._lock_sending()
         try:
             n = self._n + 1
             audit_id = f"{self.source}-{n}"
             stored = rows.stamp(body, audit_id, time.time(), mono)
-            header = wire.HEADER.pack(len(head) + len(stored), kind, request, n)
-            self._push(header + head + stored, mono + self._timeout)
+            frame = wire.HEADER.pack(len(head) + len(stored), kind, request, n) + head + stored
+            self._push(frame, mono + self._timeout)
             self._n = n
             if request:
                 self._ring()
@@ -249,7 +253,7 @@ class AuditClient:
     def _lock_sending(self) -> None:
         if not self._begun:
             self.ready(self._timeout)  # before the writer has noted this source, a lost row would leave no hole
-        if not self._sending.acquire(blocking=False) and not self._sending.acquire(timeout=self._timeout):
+        if not self._sending.acquire(timeout=self._timeout):
             raise self._late()
 
     def _push(self, frame: bytes, deadline: float) -> None:

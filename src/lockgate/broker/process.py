@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _start(options: argparse.Namespace, agent: AgentLink) -> tuple[Broker, AuditClient, dict[str, Any]]:
     config = configuration.load(options.config)
+    key = hash_key.load(config.audit.path)  # before the ids change: the audit directory is not that user's
     facts = hygiene.harden(user=config.broker.user)
     audit = AuditClient(socket.socket(fileno=options.audit_fd))
     operations = load.load(config.operations, config.base)
@@ -60,7 +61,7 @@ def _start(options: argparse.Namespace, agent: AgentLink) -> tuple[Broker, Audit
         approvals=approvals,
         threads=threads,
         backends=found,
-        hash_key=hash_key.load(config.audit.path),
+        hash_key=key,
     )
     broker = Broker(
         agent,
