@@ -142,7 +142,7 @@ def execute(block: Block, argv: list[str], folder: Path, expected: list[str]) ->
     binaries = Path(sys.executable).parent
     program = binaries / argv[0]
     argv = [str(program if program.exists() else argv[0]), *argv[1:]]
-    where = f"{block.page}:{block.line}"
+    where, what = f"{block.page}:{block.line}", shlex.join([program.name, *argv[1:3]])
     try:
         done = subprocess.run(
             argv,
@@ -155,9 +155,9 @@ def execute(block: Block, argv: list[str], folder: Path, expected: list[str]) ->
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return [f"{where}: {shlex.join(argv[:3])} took over {SECONDS} s"]
+        return [f"{where}: {what} took over {SECONDS} s"]
     if done.returncode:
-        return [f"{where}: {shlex.join(argv[:3])} exited {done.returncode}: {(done.stderr or done.stdout)[-1500:]}"]
+        return [f"{where}: {what} exited {done.returncode}: {(done.stderr or done.stdout)[-1500:]}"]
     printed = {" ".join(line.split()) for line in done.stdout.splitlines()}
     return [f"{where}: did not print {line!r}" for line in expected if line and " ".join(line.split()) not in printed]
 
