@@ -43,18 +43,26 @@ def run_app() -> NoReturn:
 
 def guarded(argv: list[str]) -> int:
     """Run the verb in `argv`; returns the exit code."""
+    try:
+        code = _verb(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit (docs.python.org, signal, "Note on SIGPIPE").
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _verb(argv: list[str]) -> int:
     as_json = "--json" in argv or "--jsonl" in argv
     try:
         done: Any = app(argv, standalone_mode=False)
-        sys.stdout.flush()
     except LockgateError as error:
         return show_error(error, as_json=as_json)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Python flushes stdout once more at exit (docs.python.org, signal, "Note on SIGPIPE").
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        raise
     except Exception as error:  # noqa: BLE001 - the last net: a kind and a place, no values
         return _other(error, as_json=as_json)
     return done if isinstance(done, int) else 0
