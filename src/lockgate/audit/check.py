@@ -236,7 +236,7 @@ class Check:
         claims = row.phase == "intent" and row.effect == "write"
         if intent is not None:
             audit_id, key, grant, state, ended, status, result = intent
-            if (audit_id, key, grant, True) != (row.id, row.idempotency_key, row.grant_id, claims):
+            if (audit_id, key, grant, "intent") != (row.id, row.idempotency_key, row.grant_id, row.phase):
                 self._find("altered", seq, row.id, "the index of intents says something else than the chained row")
             if (ended is None) != (state == "open"):
                 self._find("altered", seq, row.id, f"the index says that this intent is {state}, its outcome does not")

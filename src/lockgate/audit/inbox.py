@@ -49,6 +49,7 @@ class Inbox:
         down: why the link is over, as (message, next step); None while it stands.
         sick: why the writer cannot store at the moment; None while it can.
         head: the end of the chain as the writer last told it.
+        look_at: when a thread that only sends should `look` again (monotonic seconds).
 
     """
 
@@ -60,7 +61,7 @@ class Inbox:
         self._reading = threading.Lock()
         self._waiters: dict[int, Waiter] = {}
         self._replies = wire.Replies()
-        self._looked = time.monotonic()
+        self.look_at = 0.0
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -96,10 +97,8 @@ class Inbox:
         return waiter.reply
 
     def look(self, now: float) -> None:
-        """Read what came, without waiting, if nobody did lately: a thread that only sends must notice a full disk."""
-        if now - self._looked < _HEALTH_SECONDS:
-            return
-        self._looked = now
+        """Read what came, without waiting: a thread that only sends must notice a full disk."""
+        self.look_at = now + _HEALTH_SECONDS
         if not self._reading.acquire(blocking=False):
             return
         try:

@@ -142,7 +142,7 @@ def encode(row: Row) -> bytes:
 
 def stamp(body: bytes, audit_id: str, at: float, mono: float) -> bytes:
     """Return the stored bytes of an encoded row: its id first, so that a row is found by a prefix, then its clocks."""
-    return f'{{"id":"{audit_id}","at":{at:.6f},"mono":{mono:.6f},'.encode() + body[1:]
+    return b'{"id":"%b","at":%.6f,"mono":%.6f,%b' % (audit_id.encode(), at, mono, body[1:])
 
 
 def unstored(row: StoredRow, **changes: Any) -> Row:

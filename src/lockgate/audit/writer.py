@@ -31,6 +31,7 @@ from lockgate.audit import rows, wire
 from lockgate.audit.store import Store, ranges
 from lockgate.audit.stream import Frame, Stream
 from lockgate.contract.errors import AuditUnavailable
+from lockgate.kernel import process_unsafe
 
 RETRY_MS: Final = 250
 IDLE_MS: Final = 1000
@@ -269,6 +270,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # it spawns nothing (root is not bound by this)
+    process_unsafe.no_new_privileges()
+    process_unsafe.set_dumpable(0)  # rows are in its memory: no other process of this user may read them there
     # A Ctrl-C or a service stop reaches the whole group; this process ends when its broker has, and not before.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
