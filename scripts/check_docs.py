@@ -2,7 +2,8 @@
 
     python scripts/check_docs.py [--write] [--no-run]
 
-Rule 1: every Python block of README.md and docs/ passes mypy --strict, with the files that its page names.
+Rule 1: every Python block of README.md and docs/ passes mypy --strict, with the files that its page names; so does
+        examples/atlas.
 Rule 2: a page in `RUN` is executed from top to bottom in an empty directory: files by their title, `$` lines in
         order; what the page shows as output must come out.
 Rule 3: what stands between `<!-- generated: NAME -->` and `<!-- end -->` is written by `--write`, and compared without.
@@ -99,6 +100,29 @@ def type_check(found: list[Block]) -> list[str]:
             if done.returncode and not done.stdout and not done.stderr:
                 problems.append(f"mypy ended with {done.returncode}")
     return problems
+
+
+def examples() -> list[str]:
+    """Return what mypy says about the worked example, which README.md sends readers to."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--no-error-summary",
+            "--cache-dir",
+            ROOT / ".cache" / "mypy-docs",
+            ".",
+        ],
+        cwd=ROOT / "examples" / "atlas",
+        env={"MYPYPATH": str(ROOT / "src"), "PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return [f"examples/atlas/{line}" for line in (done.stdout + done.stderr).splitlines()]
 
 
 # ---- runs --------------------------------------------------------------------------------------------------------
@@ -303,7 +327,7 @@ def main() -> int:
     options = parser.parse_args()
     problems = generated(write=options.write)
     found = [block for page in PAGES for block in blocks(page)]
-    problems += type_check(found)
+    problems += type_check(found) + examples()
     if not options.no_run:
         problems += run_pages(found)
     for problem in problems:
