@@ -206,23 +206,25 @@ def replaced(self: Where, other: Where) -> Where:
 def test_the_property_catches_a_narrow_that_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the same search finds a counterexample as soon as narrowing is no conjunction."""
 
-    def wider(pair: tuple[lg.Scope, Where, lg.CallRequest]) -> bool:
-        parent, more, call = pair
-        if "pay" not in parent.allow:
-            return False
-        child = parent.narrow(allow={"pay": more}).compile(OPS, 0.0)
-        return order(lg.authorize(WHO, call, child)) > order(lg.authorize(WHO, call, parent.compile(OPS, 0.0)))
+    def wider(found: tuple[Where, Where, lg.CallRequest]) -> bool:
+        rule, more, asked = found
+        call = lg.CallRequest(OPS.get("pay"), "pay", asked.args, 0.0)
+        parent = lg.Scope(user="u1", agent="support", tenant="t1", expires=9, allow={"pay": rule})
+        child = parent.narrow(allow={"pay": more})
+        verdicts = [lg.authorize(WHO, call, one.compile(OPS, 0.0)) for one in (parent, child)]
+        return order(verdicts[1]) > order(verdicts[0])
 
     search = settings(
-        max_examples=2000,
+        max_examples=1000,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
         phases=[Phase.generate],
     )
+    cases = st.tuples(wheres, wheres, calls)
     with monkeypatch.context() as broken:
         broken.setattr(Where, "narrow", replaced)
-        found = find(st.tuples(scopes, wheres, calls), wider, settings=search)
+        found = find(cases, wider, settings=search)
     assert not wider(found), "the real narrow holds where the broken one failed"
     with pytest.raises(NoSuchExample):
-        find(st.tuples(scopes, wheres, calls), wider, settings=settings(search, max_examples=100))
+        find(cases, wider, settings=settings(search, max_examples=100))

@@ -31,16 +31,14 @@ Stage = Literal["decode", "authorize"]
 P = ParamSpec("P")
 
 
+# The decorator tells type checkers that a subclass is frozen and by keyword without its author saying so again.
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class _FrozenMeta(msgspec.StructMeta):
-    """Tells type checkers that a subclass is frozen without its author saying so again."""
-
-
-class Args(msgspec.Struct, metaclass=_FrozenMeta, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
+class Args(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Base of the arguments of an operation: frozen, by keyword, unknown names refused."""
 
 
-class Result(msgspec.Struct, metaclass=_FrozenMeta, frozen=True, kw_only=True):
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the result of an operation: what it does not declare does not leave the broker."""
 
 
