@@ -1,6 +1,6 @@
 r"""The tree as Markdown that no renderer of a chat client reads more from than it holds.
 
-Rule 1: links only inline, `[label](<url>)`, images `![alt](<url>)`; no reference, footnote, autolink, HTML.
+Rule 1: links are `[label](<url>)`, or `<url>` when that is its label; images are `![alt](<url>)`; no HTML.
 Rule 2: breaks are found on the visible text of a whole block, since names run across nodes; then words are escaped.
 Rule 3: a backslash does not stop linkifiers that search decoded text, so a scheme's colon, the dot after `www` and the
         `@` of an address are broken visibly: `\[:\]`, `\[.\]`, `\[at\]`.
@@ -211,11 +211,11 @@ def _pieces(inlines: list[Inline], out: list[_Piece], *, one_line: bool, cell: b
             out.append(("", f"![{inline([Text(node.alt)], one_line=True)}]({_target(node.url, cell=cell)})"))
         else:
             label = plain(node.inlines)
-            if label == node.url or (label + "/" == node.url):
-                text = escape_own_url(label)
+            if label == node.url and label.startswith("https://"):
+                out.append((label, f"<{node.url}>"))
             else:
                 text = inline(node.inlines, one_line=True, cell=cell)
-            out.append((label, f"[{text}]({_target(node.url, cell=cell)})"))
+                out.append((label, f"[{text}]({_target(node.url, cell=cell)})"))
 
 
 def _target(url: str, *, cell: bool) -> str:
@@ -243,11 +243,6 @@ def _math(node: Math, *, cell: bool) -> _Piece:
     return (" ".join(f"{mark}{text}{mark}".split("\n")), None)
 
 
-def escape_own_url(url: str) -> str:
-    """Escape a label that is the link's own URL: whatever is made of it leads to the same place."""
-    return re.sub(r"([\\`*_{}\[\]<>|~$^])", r"\\\1", url)
-
-
 def escape(visible: str, start: int = 0, end: int | None = None) -> str:
     """Escape the words of a block between two positions, looking at what stands around them."""
     stop = len(visible) if end is None else end
@@ -258,22 +253,24 @@ def escape(visible: str, start: int = 0, end: int | None = None) -> str:
         if where >= stop:
             break
         out.append(visible[at:where])
-        out.append(_escaped(visible, where))
+        out.append(_escaped(visible, where, start, stop))
         at = where + 1
     out.append(visible[at:stop])
     return "".join(out)
 
 
-def _escaped(visible: str, at: int) -> str:
+def _escaped(visible: str, at: int, start: int, stop: int) -> str:
     char = visible[at]
     if char == ":":
-        kind = live_at(visible, at)
+        kind = live_at(visible, at, start)
         if kind == "colon":
             return "\\[:\\]"
         around = visible[at - 1 : at].strip() and visible[at + 1 : at + 2].strip()
         return "\\:" if around or visible[at + 1 : at + 2] == ":" else ":"
     if char == "@":
-        return "\\[at\\]" if live_at(visible, at) == "at" else "@"
+        # At the end of a run the delimiters that follow may be words to another renderer.
+        edge = at + 1 == stop and visible[at - 1 : at].strip()
+        return "\\[at\\]" if edge or live_at(visible, at) == "at" else "@"
     if char == ".":
         kind = live_at(visible, at)
         if kind == "www":

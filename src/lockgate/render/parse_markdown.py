@@ -134,8 +134,8 @@ class _Builder:
     def _start(self, value: Any) -> None:
         if len(self.open) > MAX_DEPTH * 2:
             raise TooComplex
-        name: str = value if type(value) is str else next(iter(value))
-        data: Any = None if type(value) is str else value[name]
+        name: str = value if isinstance(value, str) else next(iter(value))
+        data: Any = None if isinstance(value, str) else value[name]
         node: Any
         if name == "Paragraph":
             node = Para()

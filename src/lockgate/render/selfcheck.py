@@ -22,10 +22,10 @@ from lockgate.render.visible import live_at
 _TAG: Final = re.compile(r"<[^>]*>")
 _BENIGN: Final = re.compile(
     r"</?(?:p|em|strong|del|s|code|pre|blockquote|ul|ol|li|table|thead|tbody|tr|th|td|h[1-6])>|<(?:br|hr)(?: /)?>|</a>"
-    r'|<ol start="[0-9]{1,10}">|<code class="language-[a-z0-9+#.-]{1,24}">|<pre lang="[a-z0-9+#.-]{1,24}">'
+    r'|<ol start="[0-9]{1,10}"(?: class="contains-task-list")?>|<code class="language-[a-z0-9+#.-]{1,24}">|<pre lang="[a-z0-9+#.-]{1,24}">'
     r'|<t[hd] (?:align="(?:left|right|center)"|style="text-align: ?(?:left|right|center);?")>'
     r'|<input (?:type="checkbox"|checked=""|disabled=""|class="[a-z -]{1,40}"| )+/?>'
-    r'|<li class="task-list-item">|<ul class="contains-task-list">'
+    r'|<li class="task-list-item">|<[uo]l class="contains-task-list">'
 )
 _ANCHOR: Final = re.compile(rf'<a href="(?P<url>[^"]*)"(?: rel="{REL}")?>')
 _IMAGE: Final = re.compile(r'<img src="(?P<url>[^"]*)" alt="[^"]*"(?: referrerpolicy="no-referrer")?(?: /)?>')
@@ -53,7 +53,9 @@ def linkable(rendered: str) -> str | None:
     """Return what a linkifier of decoded text would link outside code and approved links, or None."""
     text = html.unescape(_TAG.sub("\x00", _QUIET.sub(" ", rendered))).replace("\x00", "")
     for match in _TRIGGER.finditer(text):
-        if live_at(text, match.start()) in {"colon", "www", "at"}:
+        # A delimiter that one renderer shows as it is makes no name of what stands before it.
+        after = text[match.end() : match.end() + 1]
+        if after not in {"*", "~", "_"} and live_at(text, match.start()) in {"colon", "www", "at"}:
             return text[max(0, match.start() - 20) : match.start() + 20]
     return None
 

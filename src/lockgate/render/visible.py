@@ -23,12 +23,13 @@ _JOINING: Final = re.compile("[\u0600-\u08ff\u0900-\u0dff\ufb50-\ufdff\ufe70-\uf
 _CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 _CONTROL_LINE: Final = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\u2028\u2029]")
 
+# Schemes that clients act on without slashes; every other is broken where a slash follows it.
 SCHEMES: Final = (
-    "https?|ftps?|sftp|file|mailto|xmpp|tel|sms|data|blob|javascript|vbscript|wss?|ssh|git|ldaps?|smb|magnet|about|"
-    "view-source|intent|vscode|cursor|slack|msteams|attachment|cid|filesystem|jar|feed|irc|sips?|callto|facetime|"
-    "zoommtg|steam|tg|whatsapp|ms-[a-z-]{1,24}|x-[a-z-]{1,24}|web\\+[a-z]{1,24}|market|itms[a-z-]{0,12}|chrome|edge|res"
+    "mailto|xmpp|tel|sms|javascript|vbscript|magnet|callto|sips?|facetime|whatsapp|skype|view-source|intent|feed|"
+    "ms-[a-z-]{1,24}|web\\+[a-z]{1,24}|itms[a-z-]{0,12}"
 )
 _SCHEME_BEFORE: Final = re.compile(rf"(?<![0-9A-Za-z])(?:{SCHEMES})\Z", re.IGNORECASE)
+_DATA_URL: Final = re.compile(r"[\w.+-]{0,40}[/,;]")
 _TRIGGER: Final = re.compile(r"[:@.\u3002\uff0e\uff61]|//|\\\\")
 _LABEL: Final = re.compile(r"[0-9A-Za-z-]+")
 _WINDOW: Final = 40  # longest scheme name that is looked for, and then some
@@ -63,15 +64,24 @@ def clean(text: str) -> tuple[str, int]:
     return INVISIBLE.sub(one, text), removed
 
 
-def live_at(text: str, at: int) -> Live | None:
-    """Say what a linkifier would see in the trigger character at `at`, or None when it is only punctuation."""
+def live_at(text: str, at: int, start: int = 0) -> Live | None:
+    """Say what a linkifier would see in the trigger character at `at`, or None when it is only punctuation.
+
+    `start` is where a run of words began that a renderer may look at alone.
+    """
     char = text[at]
     before = text[at - 1] if at else " "
     after = text[at + 1] if at + 1 < len(text) else " "
     if char == ":":
         if after in "/\\" and (before.isalnum() or before in "+.-"):
+            # One letter alone is a drive, and no scheme.
+            return "colon" if at > 1 and (text[at - 2].isalnum() or text[at - 2] in "+.-") else None
+        if after.isspace() or not before.isalnum():
+            return None
+        if text[max(0, at - 4) : at].lower() in {"data", "blob"} and _DATA_URL.match(text, at + 1):
             return "colon"
-        if not after.isspace() and before.isalnum() and _SCHEME_BEFORE.search(text[max(0, at - _WINDOW) : at]):
+        low = max(0, at - _WINDOW)
+        if _SCHEME_BEFORE.search(text[low:at]) or (start > low and _SCHEME_BEFORE.search(text[start:at])):
             return "colon"
         return None
     if char == "@":
@@ -114,7 +124,7 @@ def _double(text: str, at: int) -> bool:
     """Whether a protocol-relative URL or a UNC path begins at `at`."""
     before = text[at - 1] if at else " "
     after = text[at + 2] if at + 2 < len(text) else " "
-    return not (before.isalnum() or before in ":/\\]") and not (after.isspace() or after in "/\\")
+    return not (before.isalnum() or before in ":/\\]") and not (after.isspace() or after in "/\\]")
 
 
 def find_live(text: str) -> str | None:
