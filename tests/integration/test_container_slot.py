@@ -746,10 +746,12 @@ def test_a_cold_machine_works_and_says_how_long_each_step_took(container_templat
     machine.close()
 
 
-def test_rootless_when_root(open_folder: Path) -> None:
+def test_rootless(container_template: ContainerTemplate, open_folder: Path) -> None:
     """X1: the same rung as a plain user; when the tests run as a plain user all of this file is that test."""
     if os.getuid() != 0:
+        assert container_template.facts["mode"] == "rootless"
         return
+    assert container_template.facts["mode"] in {"root", "rootless"}  # the second: root of a user namespace
     python = "/usr/bin/python3"
     ask = [python, "-c", "import sys; print(sys.version_info[:2])"]
     if subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip() != str(sys.version_info[:2]):
@@ -773,6 +775,30 @@ def test_rootless_when_root(open_folder: Path) -> None:
         timeout=60, check=False, env={}, cwd="/",
     )  # fmt: skip
     assert done.stdout == "rootless rootless b'[65534,\"/run\"]'\n", done
+
+
+@pytest.mark.parametrize(
+    "namespace", ["-m", "-Urm"], ids=["masked procfs", "masked procfs and root of a user namespace"]
+)
+def test_inside_a_container(namespace: str) -> None:
+    """X1: where a container runtime covered parts of procfs no fresh one can be mounted; the rung works anyway."""
+    if namespace == "-m" and os.getuid() != 0:
+        namespace = "-Urm"  # a plain user has a mount namespace only inside a user namespace
+    program = (
+        "from lockgate.runtimes.container import ContainerRuntime\n"
+        "from lockgate.runtimes.protocol import TemplateSpec\n"
+        "from lockgate.runtimes.single import run_once\n"
+        "t = ContainerRuntime().start(TemplateSpec())\n"
+        "o = run_once(t, b'6*7')\n"
+        "print(t.facts['proc'], o.facts['userns'], o.result and o.result.value)\nt.close()\n"
+    )
+    mask = 'mount --bind /dev/null /proc/interrupts && exec "$0" "$@"'
+    done = subprocess.run(
+        ["unshare", namespace, "sh", "-c", mask, sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    mode = "root" if namespace == "-m" else "rootless"
+    assert done.stdout == f"host's view {mode} b'42'\n", done
 
 
 def test_signals_reach_nobody_else(container_run: Run) -> None:

@@ -140,7 +140,7 @@ class _Run:
                         "a killed sandbox is still alive", next_step="look for a process in state D; restart the host"
                     )
             self.outcome.death_seconds = time.monotonic() - since
-            for fd, kept in self.kept.items():
+            for fd, kept in self.kept.items() if self.machine.stdout >= 0 else ():  # else: closed, it never was born
                 while len(kept) < self.keep and select.select([fd], [], [], 0)[0]:
                     before = len(kept)
                     self._drain(fd)

@@ -7,6 +7,7 @@ Rule 2: answers come in the order of the requests, because the template is singl
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -126,8 +127,8 @@ class ContainerTemplate:
             except (BlockingIOError, TimeoutError):
                 return
             except OSError as error:
-                # ETOOMANYREFS: too many descriptors in flight, the template has to take some first.
-                if error.errno == 109 and self._waiting:
+                # Too many descriptors in flight, the template has to take some first.
+                if error.errno == errno.ETOOMANYREFS and self._waiting:
                     return
                 raise HostFault(
                     f"{_DROPPED}: {os.strerror(error.errno or 0)}", next_step="start another template"

@@ -162,6 +162,7 @@ class Launcher:
         """Exec the template on the sealed tree with nothing but its control socket and the procfs."""
         self.step = "exec"
         null = os.open("/dev/null", os.O_RDWR)
+        own_proc = proc != self.host_proc
         # Up and out of the way first: a target number may hold a source.
         ctl, proc, null = (_above(fd) for fd in (ctl, proc, null))
         for fd in range(layout.FIRST_UNUSED_FD):
@@ -173,7 +174,7 @@ class Launcher:
         settings = json.dumps(
             {
                 "root": self.root,
-                "own_proc": proc != self.host_proc,
+                "own_proc": own_proc,
                 "preload": self.plan["preload"],
                 "memory_by_rlimit": self.plan["memory_by_rlimit"],
             }
