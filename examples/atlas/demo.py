@@ -16,6 +16,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -146,21 +147,26 @@ def run_agent(state: Path, environment: dict[str, str], port: int, sabotage: str
     printed: dict[str, bytes] = {"the agent's output": b"", "the agent's errors": b""}
     events: list[dict[str, Any]] = []
     timer = threading.Timer(DEADLINE, agent.kill)
+    timer.daemon = True
     errors = threading.Thread(
-        target=lambda: printed.update({"the agent's errors": agent.stderr.read() if agent.stderr else b""})
+        target=lambda: printed.update({"the agent's errors": agent.stderr.read() if agent.stderr else b""}), daemon=True
     )
     with Watcher(agent.pid) as watcher:
-        timer.start()
-        errors.start()
-        for line in lines(agent.stdout.fileno(), agent):
-            printed["the agent's output"] += line
-            event = msgspec.json.decode(line)
-            events.append(event)
-            status(event)
-        agent.wait()
-        timer.cancel()
-    left = watcher.left()
-    watcher.end()
+        try:
+            timer.start()
+            errors.start()
+            for line in lines(agent.stdout.fileno(), agent):
+                printed["the agent's output"] += line
+                event = msgspec.json.decode(line)
+                events.append(event)
+                status(event)
+            agent.wait()
+        finally:  # also when somebody pressed ^C: nothing goes on without us
+            timer.cancel()
+            agent.kill()
+            agent.wait()
+            left = watcher.left()
+            watcher.end()
     errors.join(5)
     agent.stdout.close()
     agent.stderr.close()
@@ -194,9 +200,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the state directory and say where it is")
     parser.add_argument("--sabotage", choices=SABOTAGE, help="break one thing, to see that the checks can fail")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows is cleaned up as after ^C
     state = Path(tempfile.mkdtemp(prefix="lockgate-atlas-"))
     try:
         return play(state, json_only=options.json, sabotage=options.sabotage)
+    except KeyboardInterrupt:
+        return 130
     finally:
         if options.keep:
             print(f"state kept in {state}", file=sys.stderr)
