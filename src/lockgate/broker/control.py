@@ -22,10 +22,11 @@ from lockgate.broker.agent_link import AgentLink
 from lockgate.broker.approvals import Approvals
 from lockgate.broker.attachment import OPERATION, Attachment, row
 from lockgate.broker.channel import Channel
-from lockgate.broker.edge import Abandoned, Edge, Reply
+from lockgate.broker.edge import Abandoned, Edge
 from lockgate.broker.runs import Origin, Run, Runs
 from lockgate.broker.supervisor_link import SupervisorLink
 from lockgate.broker.threads import Threads
+from lockgate.broker.work import Reply
 from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import AuditUnavailable, GuestProtocolError, HostFault, LockgateError, ScopeError
@@ -203,8 +204,18 @@ class Broker:
             self._exports[attachment.ticket] = attachment
         else:
             attachment.spool.close()
+        try:
+            following = self._runs.ticket(attachment.run).value
+        except LockgateError:  # the run has ended, or has tickets enough
+            following = ""
         self._agent.send(
-            wire.CodeClosed(ticket=attachment.ticket, calls=tuple(attachment.calls), exports=infos, audit_id=audit_id)
+            wire.CodeClosed(
+                ticket=attachment.ticket,
+                next_ticket=following,
+                calls=tuple(attachment.calls),
+                exports=infos,
+                audit_id=audit_id,
+            )
         )
 
     def _fetch_export(self, message: wire.FetchExport) -> None:

@@ -189,9 +189,13 @@ class ApprovalAsked(Message, frozen=True, kw_only=True):
 
 
 class CodeClosed(Message, frozen=True, kw_only=True):
-    """Pushed once per attached ticket, after its channel is closed and its calls are settled."""
+    """Pushed once per attached ticket, after its channel is closed and its calls are settled.
+
+    `next_ticket` is a fresh one-use ticket of the same run ("" when there is none), so that no round trip is needed.
+    """
 
     ticket: str
+    next_ticket: str = ""
     calls: tuple[CallRecord, ...] = ()
     exports: tuple[ExportInfo, ...] = ()
     audit_id: str = ""

@@ -19,7 +19,15 @@ import msgspec
 
 from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import ConfigError, ExportRefused, HostFault, LockgateError, OutcomeUnknown, ProcessDied
+from lockgate.contract.errors import (
+    AuditUnavailable,
+    ConfigError,
+    ExportRefused,
+    HostFault,
+    LockgateError,
+    OutcomeUnknown,
+    ProcessDied,
+)
 from lockgate.contract.run import ExportInfo, RunResult, RunSpec
 from lockgate.gate import checks
 from lockgate.gate._async.session import ANSWER_SECONDS, Session
@@ -67,15 +75,6 @@ class RunScope:
                 raise
 
 
-class _Ahead(msgspec.Struct):
-    """A ticket before it is needed: here already, or asked for. `since`: when, on the monotonic clock."""
-
-    since: float
-    ticket: str = ""
-    waiter: Waiter | None = None
-    id: int = 0
-
-
 class Run:
     """What one scope may do: calls of a tool dispatcher and generated code, through the same edge.
 
@@ -91,7 +90,7 @@ class Run:
         self.id = opened.run
         self.scope_hash = opened.scope_hash
         self.operations: tuple[str, ...] = tuple(opened.operations)
-        self._tickets: collections.deque[_Ahead] = collections.deque([_Ahead(time.monotonic(), opened.ticket)])
+        self._tickets: collections.deque[tuple[float, str]] = collections.deque([(time.monotonic(), opened.ticket)])
         self._closed = False
 
     # ---- calls -----------------------------------------------------------------------------------------------
@@ -254,33 +253,14 @@ class Run:
                 target.close()
 
     async def _ticket(self, core: Core, narrowed: Bounds | None) -> str:
-        """Return a one-use ticket: one fetched ahead, unless the run narrows what the broker enforces."""
-        broker = core.broker
+        """Return a one-use ticket: one that came with the last answer, unless the run narrows the broker's bounds."""
         oldest = time.monotonic() - TICKET_SECONDS
         while narrowed is None and self._tickets:
-            ahead = self._tickets.popleft()
-            if ahead.since > oldest:
-                if ahead.waiter is None:
-                    return ahead.ticket
-                break
-        else:
-            ahead = self._ask_ticket(core, narrowed)
-        try:
-            answer = await self._session.pump.wait(cast("Waiter", ahead.waiter), ANSWER_SECONDS)
-            return unwrap(answer, wire.Ticket, broker, ANSWER_SECONDS).ticket
-        finally:
-            broker.pending.pop(ahead.id, None)
-
-    def _ask_ticket(self, core: Core, narrowed: Bounds | None = None) -> _Ahead:
-        ahead = _Ahead(time.monotonic(), waiter=self._session.pump.waiter(), id=core.next_id())
-        core.broker.ask(
-            wire.NewTicket(id=ahead.id, run=self.id, bounds=narrowed), ahead.id, cast("Waiter", ahead.waiter)
-        )
-        return ahead
-
-    def _fetch_ticket_ahead(self, core: Core) -> None:
-        if not self._tickets and core.broker.lost is None and not self._closed:
-            self._tickets.append(self._ask_ticket(core))
+            since, ticket = self._tickets.popleft()
+            if since > oldest:
+                return ticket
+        message = wire.NewTicket(id=core.next_id(), run=self.id, bounds=narrowed)
+        return (await self._session.ask_broker(message, message.id, wire.Ticket)).ticket
 
     async def _run(self, core: Core, spec: RunSpec, sink: OnBytes | None) -> RunResult:
         pump, supervisor = self._session.pump, core.supervisor
@@ -305,7 +285,12 @@ class Run:
             core.streams.pop(id_, None)
         if stream is not None and stream.error is not None:
             raise stream.error
-        self._fetch_ticket_ahead(core)
+        if settled.next_ticket:
+            self._tickets.append((time.monotonic(), settled.next_ticket))
+        if not settled.audit_id:
+            raise AuditUnavailable(
+                "the end of a run has no audit row", next_step="see the disk of the audit file; then open a new Gate"
+            )
         return RunResult(
             run_id=self.id,
             rung=spec.rung,
