@@ -22,6 +22,7 @@ __all__ = ["CallFailed", "Denied", "HostError", "OutcomeUnknown", "call", "expor
 
 _CHANNEL = 3
 _FRAME_BYTES = 1024 * 1024
+_WAITING = 8  # requests that may wait for their answers at once
 _EXPORT_CHUNK = 512 * 1024
 _READ = 64 * 1024
 _FAILED = ("result_too_large", "result_blocked", "backend_failed", "backend_timeout", "unavailable")
@@ -52,6 +53,7 @@ class _Channel:
     def __init__(self):
         self.owner = _os.getpid()
         self.last_id = 0
+        self.received = 0
         self.writing = _threading.Lock()
         self.reading = _threading.Lock()
         self.replies = {}
@@ -64,6 +66,8 @@ class _Channel:
             raise RuntimeError("only the process that was started with this run may call the host")
         name, body = _encode(operation), _encode(args)
         with self.writing:
+            while self.last_id - self.received >= _WAITING:
+                self.take()  # the host takes more requests without a read answer for an attack
             number = self.last_id + 1
             frame = b'{"id":%d,"op":%s,"args":%s}' % (number, name, body)
             if len(frame) > _FRAME_BYTES:
@@ -77,10 +81,22 @@ class _Channel:
             with self.reading:
                 if number in self.replies:
                     return self.replies.pop(number)
-                reply = _json.loads(self.frame())
+                reply = self.read()
                 if reply["id"] == number:
                     return reply
                 self.replies[reply["id"]] = reply
+
+    def take(self):
+        """Read one answer for whoever waits for it, unless all that were asked for have come."""
+        with self.reading:
+            if self.received < self.last_id:
+                reply = self.read()
+                self.replies[reply["id"]] = reply
+
+    def read(self):
+        reply = _json.loads(self.frame())
+        self.received += 1
+        return reply
 
     def frame(self):
         """One body; called with `reading` held. Usually a single read brings all of it."""

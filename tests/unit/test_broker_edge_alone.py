@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import lockgate
-from lockgate.broker import edge
+from lockgate.broker import edge, work
 from lockgate.policy import Args, Operation, Operations, Result, Text
 
 SOURCE = Path(inspect.getfile(lockgate)).parent
@@ -82,14 +82,16 @@ def test_walking_the_registry_enters_no_function() -> None:
 
 def test_the_edge_reads_nothing_of_the_origin_but_for_rows() -> None:
     """`origin` appears where a row is made and where an approval wait learns that nobody waits any more."""
-    tree = ast.parse(inspect.getsource(edge))
+    tree = ast.parse(
+        inspect.getsource(edge) + inspect.getsource(work).replace("from __future__ import annotations", "")
+    )
     places: dict[str, set[str]] = {}
     for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and node.attr in {"via", "rung", "shared_kernel", "over", "code"}:
                 places.setdefault(node.attr, set()).add(function.name)
     assert places["via"] == {"row"}
-    assert places["rung"] == {"row"}
+    assert places["rung"] == {"row"}  # `Work.row`
     assert places["shared_kernel"] == {"row"}
     assert "code" not in places
     # `over` is the run's own end; the origin's is read by approvals alone.

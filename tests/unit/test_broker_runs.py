@@ -7,6 +7,8 @@ from typing import Annotated
 
 import pytest
 
+from lockgate.audit.rows import argument_hash
+from lockgate.broker.hash_key import ArgumentHash
 from lockgate.broker.runs import MAX_TICKETS, Run, Runs, UnknownRun
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import HostFault, ScopeError
@@ -114,3 +116,11 @@ def test_calls_in_flight_are_counted() -> None:
     assert [run.enter() for _ in range(3)] == [True, True, False]
     run.leave()
     assert run.enter()
+
+
+def test_the_prepared_argument_hash_is_the_audit_logs_own() -> None:
+    key = bytes(range(32))
+    for operation, canonical in (("get_order", b'{"order_id":"ord_1"}'), ("r", b""), ("x" * 200, b"y" * 5000)):
+        assert ArgumentHash(key)(operation, canonical) == argument_hash(key, operation, canonical)
+    with pytest.raises(ValueError, match="longer than a block"):
+        ArgumentHash(bytes(65))

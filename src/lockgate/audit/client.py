@@ -113,7 +113,18 @@ class AuditClient:
         """
         if row.effect == "write" and row.phase == "intent":
             raise ValueError("the intent of a write must be durable; use intent()")
-        body = rows.encode(row)
+        return self.append_encoded(rows.encode(row))
+
+    def append_encoded(self, body: bytes) -> str:
+        """Do as `append` for a row that `rows.encode` made, or one put together from pieces of such rows.
+
+        Args:
+            body: the row; its `user`, `agent` and `run` are set, and it is no intent of a write.
+
+        Raises:
+            AuditUnavailable: as `append`.
+
+        """
         mono = time.monotonic()
         inbox = self._inbox
         if mono >= inbox.look_at:

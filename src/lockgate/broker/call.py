@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lockgate.broker.failures import CallOver
 from lockgate.contract.errors import ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockgate.broker.http import BackendClient
 
 _GRACE: Final = 1.0
+_IDENTIFIER_CHARS: Final = 128
 
 
 class BackendEntry(Protocol):
@@ -141,8 +142,8 @@ class Call:
     """
 
     __slots__ = (
+        "_args",
         "_backends",
-        "_identifiers",
         "_leases",
         "_over",
         "changed",
@@ -163,7 +164,7 @@ class Call:
         deadline: float,
         idempotency_key: str | None,
         backends: Mapping[str, BackendEntry],
-        identifiers: Mapping[str, str | int],
+        args: Any,
     ) -> None:
         self.id = call_id
         self.operation = operation
@@ -173,7 +174,7 @@ class Call:
         self.sent = False
         self.changed = False
         self._backends = backends
-        self._identifiers = identifiers
+        self._args = args
         self._leases: list[Lease] = []
         self._over = False
 
@@ -207,7 +208,7 @@ class Call:
         entry = self.entry(backend)
         if entry.minter is None:
             raise ConfigError(f"backend {backend!r} has no minter", next_step=f"set minter under [backends.{backend}]")
-        facts = CallFacts(self.operation, self.id, self._identifiers)
+        facts = CallFacts(self.operation, self.id, _identifiers(self._args))
         ttl = min(entry.ttl, MAX_TTL, self.remaining + _GRACE)
         lease = entry.minter.mint(self.principal, facts, backend, scope, ttl)
         self._leases.append(lease)
@@ -242,7 +243,7 @@ class Call:
     @property
     def lease_ids(self) -> str | None:
         """The ids of the tokens that were minted, for the audit row."""
-        return ",".join(lease.id for lease in self._leases) or None
+        return ",".join([lease.id for lease in self._leases]) if self._leases else None
 
     def end(self) -> None:
         """End all tokens of this call; no more are made. Idempotent."""
@@ -252,3 +253,13 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<call {self.id} {self.operation}>"
+
+
+def _identifiers(args: Any) -> dict[str, str | int]:
+    """The plain arguments, which a token names so that it is good for this call alone."""
+    found: dict[str, str | int] = {}
+    for name in args.__struct_fields__:
+        value = getattr(args, name)
+        if type(value) is int or (type(value) is str and len(value) <= _IDENTIFIER_CHARS):
+            found[name] = value
+    return found

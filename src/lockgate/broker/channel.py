@@ -23,7 +23,8 @@ import msgspec
 from lockgate.audit.client import AuditClient
 from lockgate.broker import exports, quiet
 from lockgate.broker.attachment import Attachment, Closed
-from lockgate.broker.edge import Abandoned, Edge, Reply
+from lockgate.broker.edge import Abandoned, Edge
+from lockgate.broker.work import Reply
 from lockgate.contract import wire
 from lockgate.contract.bounds import FRAME_BYTES, FRAME_SECONDS
 from lockgate.contract.errors import AuditUnavailable, GuestProtocolError, HostFault
@@ -38,7 +39,10 @@ FREE_BYTES: Final = 64 * 1024 * 1024
 EXTRA_REFUSALS: Final = 100
 """Calls over the bound that are still answered; then it is a flood."""
 LIST: Final = "host.operations"
+PIPELINED: Final = 8
+"""Requests that may wait for their answers at once: one is executed, the rest stand in the buffer."""
 _HEADER: Final = struct.Struct(">I")
+_HEAD: Final = 4
 _TIMEVAL: Final = struct.Struct("@ll")  # struct timeval, socket(7) SO_RCVTIMEO
 _FOREVER: Final = _TIMEVAL.pack(0, 0)
 _encode: Final = msgspec.json.Encoder().encode
@@ -83,7 +87,7 @@ class Channel:
         self._audit = audit
         self._kill = kill
         self._closed = closed
-        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(bytearray(BUFFER_BYTES))
         self._start = 0  # of what was received and not yet taken
         self._end = 0
         self._closing = threading.Lock()
@@ -96,6 +100,10 @@ class Channel:
     def serve(self) -> None:
         """Answer until the channel ends; the body of the channel's thread."""
         self._loop(None)
+
+    def _late(self, reply: Reply) -> None:
+        """Go on in this thread: the one that served got stuck in the call that `reply` answers."""
+        self._loop((self._last_id, reply))
 
     def _loop(self, late: tuple[int, Reply] | None) -> None:
         """Serve; `late` is an answer that another thread left behind when it got stuck."""
@@ -129,10 +137,7 @@ class Channel:
             self._list(ident, raw)
         else:
             attachment = self._attachment
-            reply = self._edge.call(
-                attachment.run, attachment.origin, name, raw, lambda late: self._loop((ident, late))
-            )
-            self._answer(ident, reply)
+            self._answer(ident, self._edge.call(attachment.run, attachment.origin, name, raw, self._late))
 
     def _answer(self, ident: int, reply: Reply) -> None:
         self._attachment.calls.append(reply.record)
@@ -223,39 +228,41 @@ class Channel:
         if start == end:
             start = self._start = 0
             end = self._end = self._receive(0)
-        if end - start >= 4:
-            (size,) = _HEADER.unpack_from(self._buffer, start)
-            if start + 4 + size <= end and size:
-                self._start = start + 4 + size
+        if end - start >= _HEAD:
+            (size,) = _HEADER.unpack_from(self._view, start)
+            start += _HEAD
+            if size and start + size <= end:
+                self._start = start + size
                 if self._start < end:
                     self._count_waiting()
-                return bytes(memoryview(self._buffer)[start + 4 : start + 4 + size])
+                return bytes(self._view[start : start + size])
         return self._slowly(time.monotonic() + FRAME_SECONDS)
 
     def _slowly(self, deadline: float) -> bytes:
         """The frame did not come in one piece: collect it against its deadline."""
-        self._buffer[: self._end - self._start] = self._buffer[self._start : self._end]
-        self._start, self._end = 0, self._end - self._start
+        begun = bytes(self._view[self._start : self._end])
+        self._view[: len(begun)] = begun
+        self._start, self._end = 0, len(begun)
         try:
-            while self._end < 4:
+            while self._end < _HEAD:
                 self._more(deadline)
-            (size,) = _HEADER.unpack_from(self._buffer)
+            (size,) = _HEADER.unpack_from(self._view)
             if not 0 < size <= FRAME_BYTES:
                 raise _violation(f"a frame announces {size} bytes, outside 1..{FRAME_BYTES}")
-            if 4 + size > len(self._buffer):
-                self._buffer += bytes(4 + size - len(self._buffer))
-            while self._end < 4 + size:
+            whole = _HEAD + size
+            if whole > BUFFER_BYTES:  # room for exactly this frame, and for this one only
+                view = memoryview(bytearray(whole))
+                view[: self._end] = self._view[: self._end]
+                self._view = view
+            while self._end < whole:
                 self._more(deadline)
         finally:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FOREVER)
-        body = bytes(memoryview(self._buffer)[4 : 4 + size])
-        if len(self._buffer) > BUFFER_BYTES and self._end - 4 - size <= BUFFER_BYTES:
-            rest = self._buffer[4 + size : self._end]
-            self._buffer = bytearray(BUFFER_BYTES)
-            self._buffer[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
-        else:
-            self._start = 4 + size
+        body = bytes(self._view[_HEAD:whole])
+        self._start = whole
+        if whole > BUFFER_BYTES:
+            self._view = memoryview(bytearray(BUFFER_BYTES))
+            self._start = self._end = 0
         if self._start < self._end:
             self._count_waiting()
         return body
@@ -269,7 +276,7 @@ class Channel:
 
     def _receive(self, at: int) -> int:
         try:
-            count = self._sock.recv_into(memoryview(self._buffer)[at:])
+            count = self._sock.recv_into(self._view[at:] if at else self._view)
         except BlockingIOError:  # SO_RCVTIMEO passed
             return 0
         except OSError:
@@ -284,16 +291,16 @@ class Channel:
     def _count_waiting(self) -> None:
         """Refuse more requests without waiting for an answer than may be in flight."""
         at, waiting = self._start, 1
-        while self._end - at >= 4:
-            (size,) = _HEADER.unpack_from(self._buffer, at)
+        while self._end - at >= _HEAD:
+            (size,) = _HEADER.unpack_from(self._view, at)
             if not 0 < size <= FRAME_BYTES:
                 raise _violation(f"a frame announces {size} bytes, outside 1..{FRAME_BYTES}")
-            at += 4 + size
+            at += _HEAD + size
             if at > self._end:
                 return
             waiting += 1
-            if waiting > self._attachment.bounds.calls_in_flight:
-                raise _violation(f"more than {self._attachment.bounds.calls_in_flight} calls in flight")
+            if waiting > PIPELINED:
+                raise _violation(f"more than {PIPELINED} calls in flight")
 
     def _send(self, body: bytes) -> None:
         frame = _HEADER.pack(len(body)) + body

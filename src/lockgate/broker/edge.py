@@ -25,119 +25,29 @@ from typing import Any, Final, Literal
 import msgspec
 
 from lockgate.audit.client import AuditClient
-from lockgate.audit.rows import Phase, Row, argument_hash
 from lockgate.audit.wire import Existing
 from lockgate.broker import quiet
 from lockgate.broker.approvals import Approvals, Grant
 from lockgate.broker.call import BackendEntry, Call
+from lockgate.broker.hash_key import ArgumentHash
 from lockgate.broker.outcomes import REASON_OF, SURELY_NOT, Outcome, of_deadline, of_exception
 from lockgate.broker.runs import Origin, Run
-from lockgate.broker.threads import MAX_STUCK, Claim, Threads
+from lockgate.broker.threads import MAX_STUCK, Threads
+from lockgate.broker.work import Reply, Work
 from lockgate.contract.errors import AuditUnavailable, HostFault
 from lockgate.contract.reasons import Reason
-from lockgate.contract.run import CallRecord
-from lockgate.policy import BadArguments, CallRequest, Operation, Reservation, Verdict, authorize
+from lockgate.policy import BadArguments, CallRequest, Operation, Verdict, authorize
 from lockgate.secrets import leaks
 
 GRACE: Final = 0.25
 """Seconds after a call's deadline before the watchdog takes it: a connector that keeps time ends it better typed."""
 NAME_CHARS: Final = 64
-_IDENTIFIER_CHARS: Final = 128
 _canonical: Final = msgspec.json.Encoder().encode
 _monotonic: Final = time.monotonic
 
 
 class Abandoned(BaseException):
     """This thread's call was taken away by the watchdog; it must touch nothing of it and return."""
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """The answer of the edge: exactly one of `ok` (JSON) and `reason` is set."""
-
-    operation: str
-    audit_id: str
-    ok: bytes | None = None
-    reason: Reason | None = None
-    verdict: Literal["allow", "deny"] = "deny"
-    rule: str | None = None
-    status: str = "denied"
-
-    @property
-    def record(self) -> CallRecord:
-        """The same, as it stands in a run's result."""
-        return CallRecord(self.operation, self.verdict, self.rule, self.reason, self.status, self.audit_id)
-
-
-class _Work:
-    """One call on its way through the edge."""
-
-    __slots__ = (
-        "args",
-        "args_hash",
-        "call",
-        "canonical",
-        "claim",
-        "grant",
-        "intent_id",
-        "key",
-        "late",
-        "name",
-        "operation",
-        "origin",
-        "reservation",
-        "run",
-        "started",
-        "verdict",
-    )
-
-    def __init__(self, run: Run, origin: Origin, name: str, late: Callable[[Reply], None], started: float) -> None:
-        self.run = run
-        self.origin = origin
-        self.name = name
-        self.late = late
-        self.started = started
-        self.operation: Operation | None = None
-        self.args: Any = None
-        self.args_hash = ""
-        self.canonical = b""
-        self.verdict: Verdict | None = None
-        self.key: str | None = None
-        self.grant: Grant | None = None
-        self.reservation: Reservation | None = None
-        self.intent_id = ""
-        self.call: Call | None = None
-        self.claim = Claim()
-
-    @property
-    def effect(self) -> Literal["read", "write"]:
-        """Of the operation; "write" when it is not known, which is the careful answer."""
-        return "write" if self.operation is None or self.operation.effect == "write" else "read"
-
-    def row(self, phase: Phase, **more: Any) -> Row:
-        """A row about this call, complete on every path (user, agent, run, operation, argument hash)."""
-        run, origin, verdict = self.run, self.origin, self.verdict
-        who = run.principal
-        if verdict is not None:
-            more.setdefault("verdict", verdict.effect)
-            more.setdefault("rule", verdict.rule)
-        return Row(
-            phase=phase,
-            user=who.user,
-            agent=who.agent,
-            run=run.id,
-            tenant=who.tenant,
-            via=origin.via,
-            rung=origin.rung,
-            shared_kernel=origin.shared_kernel,
-            operation=self.name,
-            effect=None if self.operation is None else self.effect,
-            scope_hash=run.scope.hash,
-            args_hash=self.args_hash,
-            idempotency_key=self.key,
-            grant_id=None if self.grant is None else self.grant.id,
-            approver=None if self.grant is None else self.grant.approver,
-            **more,
-        )
 
 
 class Edge:
@@ -165,10 +75,10 @@ class Edge:
         self._approvals = approvals
         self._threads = threads
         self._backends = backends
-        self._hash_key = hash_key
+        self._hash = ArgumentHash(hash_key)
         self._local = threading.local()
         self._halted = False
-        self._inside: set[_Work] = set()
+        self._inside: set[Work] = set()
 
     @property
     def active(self) -> int:
@@ -191,7 +101,7 @@ class Edge:
         """
         if len(name) > NAME_CHARS:
             name = f"{name[:NAME_CHARS]}…"  # no operation is called so; the row need not hold all of it
-        work = _Work(run, origin, name, late, _monotonic())
+        work = Work(run, origin, name, late, _monotonic())
         self._inside.add(work)
         try:
             if self._halted:
@@ -206,7 +116,7 @@ class Edge:
             self._inside.discard(work)
 
     # ---- 2 to 6: may it run -------------------------------------------------------------------------------------
-    def _decide(self, work: _Work, raw: bytes) -> Reply:
+    def _decide(self, work: Work, raw: bytes) -> Reply:
         run = work.run
         self._type(work, raw)
         verdict = work.verdict = self._authorize(work)
@@ -235,8 +145,10 @@ class Edge:
         if self._threads.stuck >= MAX_STUCK or not run.enter():
             return self._deny(work, verdict, visible="busy", reason="calls in flight", effect="deny")
         try:
-            work.reservation = run.ledger.reserve(verdict.obligations.charges)
-            if work.reservation is None:
+            charges = verdict.obligations.charges
+            if charges:
+                work.reservation = run.ledger.reserve(charges)
+            if charges and work.reservation is None:
                 return self._deny(
                     work,
                     verdict,
@@ -251,30 +163,30 @@ class Edge:
             # this thread's until it comes back.
             run.leave()
 
-    def _type(self, work: _Work, raw: bytes) -> None:
+    def _type(self, work: Work, raw: bytes) -> None:
         """Make the typed object, for operations of the scope alone: others are not told apart from unknown ones."""
         name = work.name
         operation = work.run.scope.operations.get(name)
         if operation is None:
-            work.args_hash = argument_hash(self._hash_key, name.encode("utf-8", "replace").decode(), raw)
+            work.args_hash = self._hash(name, raw)
             return
         work.operation = operation
         try:
             work.args = operation.decode_args(raw)
         except BadArguments as bad:
             work.args = bad
-            work.args_hash = argument_hash(self._hash_key, name, raw)
+            work.args_hash = self._hash(name, raw)
             return
         work.canonical = _canonical(work.args)
-        work.args_hash = argument_hash(self._hash_key, name, work.canonical)
+        work.args_hash = self._hash(name, work.canonical)
 
-    def _authorize(self, work: _Work) -> Verdict:
+    def _authorize(self, work: Work) -> Verdict:
         request = CallRequest(work.operation, work.name, work.args, _monotonic())
         return authorize(work.run.principal, request, work.run.scope)
 
     def _deny(
         self,
-        work: _Work,
+        work: Work,
         verdict: Verdict,
         *,
         visible: Reason | None = None,
@@ -298,10 +210,10 @@ class Edge:
         )
         return Reply(work.name, audit_id, reason=shown, rule=rule or verdict.rule)
 
-    def _asked(self, work: _Work, request: str) -> None:
+    def _asked(self, work: Work, request: str) -> None:
         self._audit.commit(work.row("approval", status="asked", detail={"request": request}))
 
-    def _repeat(self, work: _Work, earlier: Existing) -> Reply:
+    def _repeat(self, work: Work, earlier: Existing) -> Reply:
         """Answer from what an earlier call with the same key left; runs nothing, charges nothing."""
         rule = None if work.verdict is None else work.verdict.rule
         reason: Reason | None
@@ -329,17 +241,16 @@ class Edge:
         return Reply(work.name, audit_id, ok, reason, verdict="allow", rule=rule, status=status)
 
     # ---- 6 to 8: run it -----------------------------------------------------------------------------------------
-    def _begin(self, work: _Work, operation: Operation) -> Reply:
-        grant_id = None if work.grant is None else work.grant.id
-        row = work.row("intent")
-        if operation.effect == "write" or grant_id is not None:
-            claimed = self._audit.intent(row, work.key, grant_id)
+    def _begin(self, work: Work, operation: Operation) -> Reply:
+        if work.claims:
+            claimed = self._audit.intent(work.row("intent"), work.key, None if work.grant is None else work.grant.id)
             if isinstance(claimed, Existing):
                 self._release(work)
                 return self._repeat(work, claimed)
             work.intent_id = claimed
         else:
-            work.intent_id = self._audit.append(row)
+            prefix = work.origin.prefixes.get(work.name) or work.prepare()
+            work.intent_id = self._audit.append_encoded(b'%b,"args_hash":"%b"}' % (prefix[0], work.args_hash.encode()))
         deadline = _monotonic() + operation.timeout
         call = work.call = Call(
             call_id=work.intent_id,
@@ -348,7 +259,7 @@ class Edge:
             deadline=deadline,
             idempotency_key=work.key,
             backends=self._backends,
-            identifiers=_identifiers(work.args),
+            args=work.args,
         )
         self._threads.arm(deadline + GRACE, work.claim, lambda: self._expire(work))
         result: object = None
@@ -379,14 +290,14 @@ class Edge:
                 loop.run_until_complete(asyncio.wait(left, timeout=GRACE))
                 loop.close()  # what ignored its cancellation must not wake up inside another call
 
-    def _expire(self, work: _Work) -> None:
+    def _expire(self, work: Work) -> None:
         """Finish a call whose thread is stuck; runs on a fresh thread that holds the claim."""
         operation = work.operation
         if operation is not None:
             work.late(self._finish(work, operation, None, of_deadline(write=operation.effect == "write")))
 
     # ---- 9 to 11: what came of it -------------------------------------------------------------------------------
-    def _finish(self, work: _Work, operation: Operation, result: object, outcome: Outcome | None) -> Reply:
+    def _finish(self, work: Work, operation: Operation, result: object, outcome: Outcome | None) -> Reply:
         encoded: bytes | None = None
         if outcome is None:
             encoded, outcome = _encode(operation, result)
@@ -395,6 +306,8 @@ class Edge:
         if call is not None:
             lease_id = call.lease_ids
             call.end()
+        if outcome is _OK and encoded is not None and not work.claims and lease_id is None:
+            return self._plain(work, encoded)
         status = outcome.status
         reason = REASON_OF.get(status)
         row = work.row(
@@ -409,7 +322,7 @@ class Edge:
         )
         surely_not = status in SURELY_NOT
         try:
-            if operation.effect == "write" or work.grant is not None:
+            if work.claims:
                 audit_id = self._audit.outcome(row, work.intent_id, encoded, release=surely_not)
             else:
                 audit_id = self._audit.append(row)
@@ -424,15 +337,35 @@ class Edge:
         rule = None if work.verdict is None else work.verdict.rule
         return Reply(work.name, audit_id, encoded, reason, "allow", rule, status)
 
-    def _settle(self, work: _Work) -> None:
+    def _plain(self, work: Work, encoded: bytes) -> Reply:
+        """The common end, a read that went well: the same row, put together from its prepared beginning."""
+        verdict = work.verdict
+        try:
+            audit_id = self._audit.append_encoded(
+                b'%b,"args_hash":"%b","result_bytes":%d,"duration":%.6f,"ref":"%b"}'
+                % (
+                    work.origin.prefixes[work.name][1],
+                    work.args_hash.encode(),
+                    len(encoded),
+                    _monotonic() - work.started,
+                    work.intent_id.encode(),
+                )
+            )
+        except AuditUnavailable:
+            self._halted = True
+            return self._failed(work)
+        self._settle(work)
+        return Reply(work.name, audit_id, encoded, None, "allow", None if verdict is None else verdict.rule, "ok")
+
+    def _settle(self, work: Work) -> None:
         if work.reservation is not None:
             work.run.ledger.settle(work.reservation)
 
-    def _release(self, work: _Work) -> None:
+    def _release(self, work: Work) -> None:
         if work.reservation is not None:
             work.run.ledger.release(work.reservation)
 
-    def _failed(self, work: _Work) -> Reply:
+    def _failed(self, work: Work) -> Reply:
         """Answer for a failure of ours: "nothing was done" only when no function was entered."""
         if work.call is None:
             self._release(work)
@@ -465,13 +398,3 @@ def _key(tenant: str, operation: Operation, args: Any) -> str:
     """SHA-256 over tenant, operation and the declared fields: equal for each try, never chosen by the model."""
     fields = [[name, getattr(args, name)] for name in operation.idempotency or ()]
     return hashlib.sha256(b"lockgate/key/1\0" + _canonical([tenant, operation.name, fields])).hexdigest()
-
-
-def _identifiers(args: Any) -> dict[str, str | int]:
-    """The plain arguments, which a token names so that it is good for this call alone."""
-    found: dict[str, str | int] = {}
-    for name in args.__struct_fields__:
-        value = getattr(args, name)
-        if type(value) is int or (type(value) is str and len(value) <= _IDENTIFIER_CHARS):
-            found[name] = value
-    return found

@@ -40,8 +40,7 @@ class Run:
     """
 
     __slots__ = (
-        "_calls",
-        "_lock",
+        "_places",
         "bounds",
         "children",
         "id",
@@ -61,21 +60,19 @@ class Run:
         self.parent = parent
         self.children: list[Run] = []
         self.over = False
-        self._lock = threading.Lock()
-        self._calls = 0
+        self._places = [None] * bounds.calls_in_flight
 
     def enter(self) -> bool:
         """Take a place among the calls in flight; False when all are taken."""
-        with self._lock:
-            if self._calls >= self.bounds.calls_in_flight:
-                return False
-            self._calls += 1
-            return True
+        try:
+            self._places.pop()  # one step of the interpreter: no two threads get the same place
+        except IndexError:
+            return False
+        return True
 
     def leave(self) -> None:
         """Give the place back."""
-        with self._lock:
-            self._calls -= 1
+        self._places.append(None)
 
     def family(self) -> list[Run]:
         """This run and all below it."""
@@ -89,10 +86,11 @@ class Origin:
         via: "tool" or "code". rung: the rung of the code, None for tools. shared_kernel: that rung shares the kernel.
         code: further facts for the rows.
         over: nobody waits for an answer any more, so no approval is worth waiting for.
+        prefixes: the encoded beginnings of the two rows of an allowed read, by operation.
 
     """
 
-    __slots__ = ("code", "over", "rung", "shared_kernel", "via")
+    __slots__ = ("code", "over", "prefixes", "rung", "shared_kernel", "via")
 
     def __init__(
         self, via: Via, *, rung: str | None = None, shared_kernel: bool = False, code: dict[str, Value] | None = None
@@ -102,6 +100,7 @@ class Origin:
         self.shared_kernel = shared_kernel
         self.code: dict[str, Value] = code or {}
         self.over = False
+        self.prefixes: dict[str, tuple[bytes, bytes]] = {}
 
 
 class Ticket:
