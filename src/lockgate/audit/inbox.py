@@ -110,7 +110,7 @@ class Inbox:
     def fail(self, message: str, next_step: str = RESTART) -> None:
         """The link is over."""
         self.down = self.down or (message, next_step)
-        for waiter in list(self._waiters.values()):
+        for waiter in self._waiters.copy().values():
             waiter.rouse()
 
     def drain(self, timeout: float) -> None:
@@ -139,7 +139,7 @@ class Inbox:
         """Rouse one thread that still waits, so that somebody reads."""
         if self._reading.locked():
             return
-        for request, waiter in list(self._waiters.items()):
+        for request, waiter in self._waiters.copy().items():
             if waiter.reply is None:
                 waiter.rouse()
                 if request:  # nobody need be waiting for number 0, the greeting
