@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +170,27 @@ def test_the_attempts_reach_something_where_nothing_holds_them(name: str) -> Non
     assert not held
     assert dataclasses.is_dataclass(attempt)
     assert "REACHED" in got or "SECRET" in got
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
+    """The state directory is gone, and so is every process that was started with it in its arguments."""
+    # A shell without job control starts us with SIGINT ignored, and that is inherited: undo it first.
+    start = (
+        "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, ['python', sys.argv[1]])"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", start, ATLAS / "demo.py"],
+        env={"TMPDIR": str(tmp_path), "PATH": os.defpath},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert program.stdout is not None
+    assert b"lockgate demo" in program.stdout.readline()  # the first lines: all processes are up by then
+    program.send_signal(number)
+    program.communicate(timeout=30)
+    assert program.returncode == code
+    assert list(tmp_path.iterdir()) == []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            assert str(tmp_path).encode() not in (process / "cmdline").read_bytes()
