@@ -176,7 +176,7 @@ def test_the_attempts_reach_something_where_nothing_holds_them(name: str) -> Non
 def test_an_interrupted_demo_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
     """The state directory is gone, and so is every process that was started with it in its arguments."""
     # A shell without job control starts us with SIGINT ignored, and that is inherited: undo it first.
-    start = (
+    start = "import os, signal as s, sys; s.signal(2, s.SIG_DFL); e = sys.executable; os.execv(e, [e, sys.argv[1]])"
         "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, ['python', sys.argv[1]])"
     )
     program = subprocess.Popen(
