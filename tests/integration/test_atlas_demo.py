@@ -177,8 +177,6 @@ def test_an_interrupted_demo_leaves_nothing(number: int, code: int, tmp_path: Pa
     """The state directory is gone, and so is every process that was started with it in its arguments."""
     # A shell without job control starts us with SIGINT ignored, and that is inherited: undo it first.
     start = "import os, signal as s, sys; s.signal(2, s.SIG_DFL); e = sys.executable; os.execv(e, [e, sys.argv[1]])"
-        "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, ['python', sys.argv[1]])"
-    )
     program = subprocess.Popen(
         [sys.executable, "-c", start, ATLAS / "demo.py"],
         env={"TMPDIR": str(tmp_path), "PATH": os.defpath},
