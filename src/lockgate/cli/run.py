@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from pathlib import Path
@@ -111,51 +112,35 @@ def _bounds(pairs: list[str]) -> dict[str, float]:
 
 
 class _Show:
-    """Passes output on while it comes."""
+    """Passes output on while it comes; on a terminal escaped, in whole characters whatever the chunks cut."""
 
     def __init__(self, *, raw: bool) -> None:
-        self._raw = raw
-        self._open = {1: b"", 2: b""}
-        self._escape = {fd: not raw and os.isatty(fd) for fd in (1, 2)}
-        self.ends_open = False
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {fd: decoder("replace") for fd in (1, 2) if not raw and os.isatty(fd)}
+        self._ends_open = False
+        self._write = _write
 
     def take(self, stream: str, data: bytes) -> None:
-        """Take a chunk; a character that is cut waits for its rest."""
-        fd = 1 if stream == "stdout" else 2
-        if not self._escape[fd]:
-            _write(fd, data)
-        else:
-            data = self._open[fd] + data
-            cut = _cut(data)
-            self._open[fd] = data[cut:]
-            _write(fd, escape(data[:cut].decode("utf-8", "replace"), keep_lines=True).encode("utf-8", "replace"))
-        if data:
-            self.ends_open = not data.endswith(b"\n")
+        """Take a chunk."""
+        self._pass(1 if stream == "stdout" else 2, data, last=False)
+        self._ends_open = not data.endswith(b"\n") if data else self._ends_open
 
     def end(self) -> None:
         """Show what is left of a cut character, and end an open line on a terminal."""
-        for fd, data in self._open.items():
-            _write(fd, escape(data.decode("utf-8", "replace"), keep_lines=True).encode())
-        if self.ends_open and os.isatty(1):
-            _write(1, b"\n")
+        for fd in self._decoders:
+            self._pass(fd, b"", last=True)
+        if self._ends_open and os.isatty(1):
+            self._write(1, b"\n")
+
+    def _pass(self, fd: int, data: bytes, *, last: bool) -> None:
+        decoder = self._decoders.get(fd)
+        self._write(fd, data if decoder is None else escape(decoder.decode(data, last), keep_lines=True).encode())
 
 
 def _write(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _cut(data: bytes) -> int:
-    """Return where an unfinished UTF-8 character at the end begins, else the length."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if need > back else len(data)
-        if byte < 0x80:
-            break
-    return len(data)
 
 
 def _tell(result: RunResult) -> None:

@@ -370,7 +370,7 @@ def _scope_data(part: Any) -> Any:
     if hasattr(part, "to_data"):
         return part.to_data()
     if isinstance(part, Mapping):
-        return {name: _scope_data(value) for name, value in cast("Mapping[Any, Any]", part).items()}
+        return {name: _scope_data(value) for name, value in cast("Any", part).items()}
     if isinstance(part, list | tuple):
-        return [_scope_data(value) for value in cast("list[Any]", part)]
+        return [_scope_data(value) for value in cast("Any", part)]
     return part
