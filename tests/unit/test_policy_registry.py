@@ -369,6 +369,10 @@ def test_descriptions_are_schemas_with_the_model_at_their_root() -> None:
         (r"((a?)){9}", "repeats"),
         (r"(?:[a-z]*,){1,9}", "repeats"),
         ("(", "not a regular"),
+        (")", "not a regular"),
+        ("a\\", "not a regular"),
+        ("[[a]", "set within a set"),
+        ("[a--b]", "set within a set"),
         ("a" * 400, "longer"),
     ],
 )
@@ -377,7 +381,8 @@ def test_patterns_that_mean_two_things_or_take_for_ever(pattern: str, why: str) 
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"[$]", r"\$", r"[]$]x", r"[^]$]", r"(ab)+", r"(?:a|b)?c", r"a{1,3}-[0-9]+", r"[\\]"]
+    "pattern",
+    [r"[$]", r"\$", r"(?:[0-9]{3},){1,3}", r"[]$]x", r"[^]$]", r"(ab)+", r"(?:a|b)?c", r"a{1,3}-[0-9]+", r"[\\]"],
 )
 def test_patterns_that_are_fine(pattern: str) -> None:
     assert patterns.problem(pattern) is None

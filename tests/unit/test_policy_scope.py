@@ -185,6 +185,8 @@ def test_none_is_for_json_alone() -> None:
         ({"allow": {"refund": {"budget": {"total": {"amount": -1}}}}}, "below zero"),
         ({"allow": {"refund": {"budget": {"total": 5}}}}, "no table"),
         ({"allow": {"refund": {"approve": True}}}, "no table"),
+        ({"allow": {"refund": {"note": {"one_of": ["\ud800"]}}}}, "surrogate"),
+        ({"allow": {"\udc80": {}}}, "surrogate"),
         ({"tenat": "t1"}, "did you mean 'tenant'"),
         ({5: "x"}, "there is no '5'"),
     ],

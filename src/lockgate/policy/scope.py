@@ -68,6 +68,10 @@ class Scope:
         put(self, "expires", _seconds(expires))
         put(self, "allow", _allow(allow))
         put(self, "deny", _deny(deny))
+        try:
+            self.canonical()
+        except UnicodeEncodeError:
+            refuse("", "a text in it is no Unicode (a lone surrogate)", "write it anew")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a scope does not change; narrow() makes another")
