@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from lockgate.broker.call import Call as Call
+    from lockgate.broker.failures import BackendRefused as BackendRefused
+    from lockgate.broker.failures import BackendUnreachable as BackendUnreachable
     from lockgate.config import Config as Config
     from lockgate.contract.bounds import Bounds as Bounds
     from lockgate.contract.bounds import KiB as KiB
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
     from lockgate.policy import where as where
 
 _HOME: Final[dict[str, str]] = {
+    "BackendRefused": "lockgate.broker.failures",
+    "BackendUnreachable": "lockgate.broker.failures",
     "Call": "lockgate.broker.call",
     "Config": "lockgate.config",
     "Bounds": "lockgate.contract.bounds",

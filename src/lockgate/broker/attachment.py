@@ -1,6 +1,7 @@
 """One execution of code as the broker sees it: from `Attach` to `CodeClosed`.
 
-Rule 1: it is closed once, when its channel has ended *and* the supervisor said `Detach`, whichever comes second.
+Rule 1: it is closed once, when its channel has ended *and* the supervisor said `Detach`, whichever comes second; a
+        call that is still in flight is waited for a few seconds and then told as "running": its rows follow.
 Rule 2: its row is written before the agent is told.
 """
 
@@ -17,6 +18,7 @@ from lockgate.contract import wire
 from lockgate.contract.run import CallRecord, Via
 
 OPERATION: Final = "run.code"
+SETTLE_SECONDS: Final = 3.0
 
 
 class Attachment:
@@ -25,7 +27,7 @@ class Attachment:
     Attributes:
         ticket: its ticket's value. run, bounds: what it may do. origin: what rows say about it.
         calls: what reached the edge, in order. spool: its exports. intent_id: audit id of its first row.
-        violation: what broke the protocol, or None.
+        violation: what broke the protocol, or None. running: the operation in flight, "" between calls.
 
     """
 
@@ -44,26 +46,41 @@ class Attachment:
         self.spool = Spool(max_bytes=self.bounds.export, max_files=self.bounds.exports)
         self.intent_id = ""
         self.violation: str | None = None
+        self.running = ""
         self._lock = threading.Lock()
-        self._channel_ended = False
+        self._ended = threading.Event()
         self._detach: wire.Detach | None = None
+        self._closed = False
 
     def row(self, phase: Phase, operation: str | None = OPERATION, *, via: Via | None = "code", **more: object) -> Row:
         """A row about this execution."""
         return row(self.run, self.origin, phase, operation, via=via, **more)
 
     def channel_ended(self) -> wire.Detach | None:
-        """The channel takes no more calls and has none in flight; returns the `Detach` when it came before."""
+        """The channel takes no more calls and has none in flight; returns the `Detach` when this closes it."""
         with self._lock:
-            self._channel_ended = True
-            return self._detach
+            self._ended.set()
+            return self._close()
 
     def detached(self, message: wire.Detach) -> bool:
-        """The supervisor is done with it; True when the channel ended before."""
+        """The supervisor is done with it; True when this closes it, because the channel ended before."""
         with self._lock:
             self._detach = message
             self.origin.over = True
-            return self._channel_ended
+            return self._ended.is_set() and self._close() is not None
+
+    def give_up(self) -> wire.Detach | None:
+        """Wait `SETTLE_SECONDS` for the call in flight, then close all the same; None when that was done meanwhile."""
+        self._ended.wait(SETTLE_SECONDS)
+        with self._lock:
+            return self._close()
+
+    def _close(self) -> wire.Detach | None:
+        """Return the `Detach` once; the caller holds the lock."""
+        if self._closed or self._detach is None:
+            return None
+        self._closed = True
+        return self._detach
 
 
 def row(run: Run, origin: Origin, phase: Phase, operation: str | None, **more: object) -> Row:

@@ -137,9 +137,13 @@ class Channel:
             self._list(ident, raw)
         else:
             attachment = self._attachment
+            attachment.running = name
+            if attachment.origin.over:  # `Detach` sets that first and then looks at `running`: one of us sees the other
+                raise _Ended
             self._answer(ident, self._edge.call(attachment.run, attachment.origin, name, raw, self._late))
 
     def _answer(self, ident: int, reply: Reply) -> None:
+        self._attachment.running = ""
         self._attachment.calls.append(reply.record)
         if reply.ok is not None:
             self._send(b'{"id":%d,"ok":%b}' % (ident, reply.ok))

@@ -30,6 +30,7 @@ from lockgate.broker.work import Reply
 from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import AuditUnavailable, GuestProtocolError, HostFault, LockgateError, ScopeError
+from lockgate.contract.run import CallRecord
 from lockgate.contract.strictjson import check_unique_keys
 from lockgate.policy import BadArguments, CallRequest, CompiledScope, Ledger, Operations, Scope, authorize
 
@@ -75,6 +76,7 @@ class Broker:
             attached=self._attached,
             serve=lambda channel: threads.run(channel.serve),
             detached=self._code_closed,
+            settle=lambda attachment: threads.run(lambda: self._give_up(attachment)),
             void=approvals.void,
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -177,6 +179,13 @@ class Broker:
             kill=self._supervisor.kill,
             closed=self._code_closed,
         )
+
+    def _give_up(self, attachment: Attachment) -> None:
+        """The run is over and a call of it is not: tell the agent, and let the call's rows follow."""
+        detach = attachment.give_up()
+        if detach is not None:
+            attachment.calls.append(CallRecord(attachment.running, "allow", None, None, "running", ""))
+            self._code_closed(attachment, detach)
 
     def _code_closed(self, attachment: Attachment, detach: wire.Detach) -> None:
         detail: dict[str, Value] = {

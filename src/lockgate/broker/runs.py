@@ -35,7 +35,7 @@ class Run:
     Attributes:
         id: names it in every row. principal: on whose behalf. scope: what it may do.
         bounds: the configuration's, for tool calls and as ceiling of tickets. parent: the run it was narrowed from.
-        over: it was closed; nothing starts in it any more.
+        over: it was closed; nothing starts in it any more. tickets: how many are unused.
 
     """
 
@@ -49,6 +49,7 @@ class Run:
         "parent",
         "principal",
         "scope",
+        "tickets",
     )
 
     def __init__(self, scope: CompiledScope, *, bounds: Bounds, ledger: Ledger, parent: Run | None = None) -> None:
@@ -60,6 +61,7 @@ class Run:
         self.parent = parent
         self.children: list[Run] = []
         self.over = False
+        self.tickets = 0
         self._places = [None] * bounds.calls_in_flight
 
     def enter(self) -> bool:
@@ -179,17 +181,20 @@ class Runs:
         with self._lock:
             if run.over:
                 raise UnknownRun("the run has ended", next_step="open a new run")
-            for old in [one for one in self._tickets.values() if one.expires <= now]:
-                del self._tickets[old.value]
-            if sum(one.run is run for one in self._tickets.values()) >= MAX_TICKETS:
+            while self._tickets and (oldest := next(iter(self._tickets.values()))).expires <= now:
+                self._forget(oldest)  # all live equally long, so the oldest stand first
+            if run.tickets >= MAX_TICKETS:
                 raise HostFault(f"{MAX_TICKETS} tickets of this run are unused", next_step="use or await them first")
             self._tickets[ticket.value] = ticket
+            run.tickets += 1
         return ticket
 
     def redeem(self, value: str) -> Ticket | None:
         """Use a ticket up; None when it is unknown, used, too old, or its run has ended."""
         with self._lock:
-            ticket = self._tickets.pop(value, None)
+            ticket = self._tickets.get(value)
+            if ticket is not None:
+                self._forget(ticket)
         if ticket is None or ticket.run.over or time.monotonic() >= ticket.expires:
             return None
         return ticket
@@ -201,12 +206,17 @@ class Runs:
             for one in ended:
                 one.over = True
                 self._runs.pop(one.id, None)
-            gone = set(map(id, ended))
-            for old in [one for one in self._tickets.values() if id(one.run) in gone]:
-                del self._tickets[old.value]
+            if any(one.tickets for one in ended):
+                gone = set(map(id, ended))
+                for old in [one for one in self._tickets.values() if id(one.run) in gone]:
+                    self._forget(old)
             if run.parent is not None and run in run.parent.children:
                 run.parent.children.remove(run)
         return ended
+
+    def _forget(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.value]
+        ticket.run.tickets -= 1
 
     @property
     def open(self) -> list[Run]:

@@ -41,6 +41,8 @@ class SupervisorLink:
         attached: writes the first row and makes the channel of an attachment; raises when it may not start.
         serve: runs a channel on a thread.
         detached: called when a run is over and its channel had ended before.
+        settle: waits for the call in flight of a run that is over, on a thread.
+        void: has all waits for people look whether somebody still wants them.
 
     """
 
@@ -52,6 +54,7 @@ class SupervisorLink:
         attached: Callable[[socket.socket, Attachment], Channel],
         serve: Callable[[Channel], None],
         detached: Callable[[Attachment, wire.Detach], None],
+        settle: Callable[[Attachment], None],
         void: Callable[[], None],
     ) -> None:
         self._sock = sock
@@ -59,6 +62,7 @@ class SupervisorLink:
         self._attached = attached
         self._serve = serve
         self._detached = detached
+        self._settle = settle
         self._void = void
         self._sending = threading.Lock()
         self._live: dict[str, tuple[Attachment, Channel]] = {}
@@ -139,6 +143,8 @@ class SupervisorLink:
         self._void()
         if ended:
             self._detached(attachment, message)
+        elif attachment.running:
+            self._settle(attachment)
 
     def _send(self, message: wire.BrokerToSupervisor) -> None:
         with self._sending, contextlib.suppress(OSError):  # gone: the receiving thread sees it too and ends all
