@@ -39,7 +39,7 @@ def call(tenant: str) -> Call:
         deadline=time.monotonic() + 5,
         idempotency_key=None,
         backends={},
-        identifiers={},
+        args=None,
     )
 
 

@@ -67,7 +67,7 @@ class Service:
         }
         return {**claims, **changes}
 
-    def token(self, key: Any = None, alg: str = "EdDSA", typ: str = "at+jwt", **changes: Any) -> str:
+    def token(self, key: Any = None, alg: str = "Ed25519", typ: str = "at+jwt", **changes: Any) -> str:
         return jwt.encode({"alg": alg, "typ": typ}, self.claims(**changes), key or self.key, algorithms=[alg])
 
     def post(self, token: str | None, *, body: Any = None, key: str | None = None, path: str = "/v1/refunds") -> Any:
