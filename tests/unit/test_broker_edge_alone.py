@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import gc
 import inspect
+import time
 from pathlib import Path
 from typing import Annotated
 
 import lockgate
+from lockgate.audit import rows
 from lockgate.broker import edge, work
-from lockgate.policy import Args, Operation, Operations, Result, Text
+from lockgate.broker.runs import Origin, Run
+from lockgate.contract.bounds import Bounds
+from lockgate.policy import Args, Ledger, Operation, Operations, Result, Scope, Text, Verdict
 
 SOURCE = Path(inspect.getfile(lockgate)).parent
 
@@ -98,3 +102,22 @@ def test_the_edge_reads_nothing_of_the_origin_but_for_rows() -> None:
     assert places["over"] == {"_decide"}
     compared = [n for n in ast.walk(tree) if isinstance(n, ast.Compare) and "via" in ast.dump(n)]
     assert compared == []
+
+
+def test_prepared_rows_say_what_the_general_ones_say() -> None:
+    """The two rows of an allowed read are put together from pieces; decoded they equal what `Work.row` makes."""
+    scope = Scope(user="u1", agent="a1", tenant="t1", expires=60, allow={"say": {}}).compile(ops, time.monotonic())
+    run = Run(scope, bounds=Bounds(), ledger=Ledger())
+    origin = Origin("code", rung="container", shared_kernel=True)
+    one = work.Work(run, origin, "say", lambda _: None, 0.0)
+    one.operation, one.args_hash = ops.get("say"), "ab" * 32
+    one.verdict = Verdict("allow", "say")
+    intent, outcome = one.prepare()
+    assert one.args_hash == "ab" * 32
+
+    def read(body: bytes) -> rows.Row:
+        return rows.unstored(rows.decode(rows.stamp(body, "x-1", 1.0, 1.0)))
+
+    assert read(b'%b,"args_hash":"%b"}' % (intent, b"ab" * 32)) == one.row("intent")
+    ended = b'%b,"args_hash":"%b","result_bytes":9,"duration":0.5,"ref":"x-0"}' % (outcome, b"ab" * 32)
+    assert read(ended) == one.row("outcome", status="ok", result_bytes=9, duration=0.5, ref="x-0")
