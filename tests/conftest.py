@@ -7,6 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file are importable from every folder
 
+from hypothesis import settings
+
 from audit_fixtures import audit_link, audit_nursery
 from container_fixtures import (
     container_attack,
@@ -17,6 +19,9 @@ from container_fixtures import (
 )
 from gate_fixtures import gate, gate_config, gate_run
 from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
+
+settings.register_profile("lockgate", database=None)  # leaves nothing behind
+settings.load_profile("lockgate")
 
 __all__ = [
     "audit_link",

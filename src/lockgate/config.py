@@ -29,6 +29,7 @@ MAX_BYTES: Final = 1024 * 1024
 RUNGS: Final[tuple[Rung, ...]] = ("container", "gvisor", "microvm", "wasm")
 SCHEMES: Final = ("file", "cred", "k8s")
 _NAME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+_ENV: Final = re.compile(r"\A[a-z0-9][a-z0-9._-]{0,63}\Z")
 _TARGET: Final = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*\Z")
 _KEY_REF: Final = re.compile(r"\Asecret ([A-Za-z][A-Za-z0-9_-]{0,63})\Z")
 
@@ -360,7 +361,7 @@ def _checked(config: Config, place: _Where) -> Config:
         )
     if not 0 <= config.execution.pool <= 1000:
         raise ConfigError(f"{place('execution.pool')}: pool is outside 0..1000", next_step="give a count of warm slots")
-    if config.execution.env is not None and not _NAME.match(config.execution.env):
+    if config.execution.env is not None and not _ENV.match(config.execution.env):
         raise ConfigError(f"{place('execution.env')}: env is no name", next_step="see: lockgate env list")
     if not 0 <= config.broker.approval_wait <= 3600:
         raise ConfigError(

@@ -129,6 +129,8 @@ class Core:
             id_ = message.id
             if isinstance(message, wire.Refused):
                 value = from_fault(message.fault)
+                if isinstance(value, ProcessDied) and peer is self.supervisor:
+                    value = died("broker", value.message)  # it saw the end of its link before we saw that of ours
         _resolve(peer.pending.pop(id_, None), value)
 
     def _output(self, message: wire.Output) -> None:
