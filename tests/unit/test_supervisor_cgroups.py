@@ -114,18 +114,26 @@ def test_a_dead_supervisors_directories_are_swept_and_a_living_ones_kept(tmp_pat
     assert (other / "s1").exists()
 
 
-def test_only_marked_and_empty_directories_count_as_delegated(tmp_path):
+def test_only_marked_directories_count_as_delegated(tmp_path):
     """A directory that systemd manages itself is not ours to put controllers in."""
-    inner = tmp_path / "service" / "supervisor"
-    inner.mkdir(parents=True)
-    for directory in (inner.parent, inner):
-        (directory / "cgroup.procs").write_text("")
-    assert cgroups._delegated(str(inner), explicit=False) is None
-    assert cgroups._delegated(str(inner), explicit=True) == str(inner)
+    own = tmp_path / "service" / "supervisor"
+    own.mkdir(parents=True)
+    assert cgroups.delegated(str(own), None) == []
     try:
-        os.setxattr(inner.parent, "user.delegate", b"1")
+        os.setxattr(own.parent, "user.delegate", b"1")
     except OSError:
         pytest.skip("this file system keeps no user attributes")
-    assert cgroups._delegated(str(inner), explicit=False) == str(inner.parent)
-    (inner.parent / "cgroup.procs").write_text("1\n")
-    assert cgroups._delegated(str(inner), explicit=False) is None
+    assert cgroups.delegated(str(own), None) == [str(own.parent)]
+    os.setxattr(own.parent, "user.delegate", b"0")
+    assert cgroups.delegated(str(own), None) == []
+
+
+def test_the_top_is_for_root_or_for_who_lives_in_a_namespace_of_its_own(tmp_path, monkeypatch):
+    top, own = str(tmp_path), str(tmp_path / "user.slice")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert cgroups.delegated(own, top) == [top]
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert cgroups.delegated(own, top) == []
+    (tmp_path / "cgroup.type").write_text("domain\n")  # not the root of all: the top of a namespace
+    assert cgroups.delegated(top, top) == [top]
+    assert cgroups.delegated(own, top) == []

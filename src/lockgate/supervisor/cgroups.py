@@ -11,6 +11,7 @@ waits for an RCU grace period (5 to 20 ms), which the reactor must not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final, Literal
@@ -19,10 +20,14 @@ import msgspec
 
 from lockgate.contract.bounds import Bounds
 
-FIX: Final = "run it as root, or as a systemd service with Delegate=yes and DelegateSubgroup=supervisor"
+FIX: Final = (
+    "run it as root, under `systemd-run --user --scope -p Delegate=yes`, or as a systemd service with Delegate=yes"
+)
 MemoryBy = Literal["cgroup v1", "cgroup v2", "rlimit", "none"]
 PERIOD_US: Final = 100_000
 _PREFIX: Final = "lockgate-"
+_LEAF: Final = "inner"  # where a delegated directory's own processes go
+_MOVES: Final = 16
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,14 +196,16 @@ def _find_v1(mounts: list[Mount], own: dict[str, str], name: str, missing: dict[
         mount = next((m for m in mounts if controller in m.controllers), None)
         where = locate(mount, own[controller]) if mount is not None and controller in own else None
         if where is None:
-            missing[controller] = f"the kernel's {controller} controller is in no mounted hierarchy"
+            missing.setdefault(
+                controller, f"the kernel's {controller} controller is in no hierarchy that is ours to use"
+            )
             continue
         base = f"{where}/{name}"
         try:
             _sweep(where)
             _try(base, knob)
         except OSError as err:
-            missing[controller] = f"no group can be made in {where} ({err.strerror})"
+            missing.setdefault(controller, f"no group can be made in {where} ({err.strerror})")
             continue
         found[controller] = base
         if controller == "memory":
@@ -229,27 +236,29 @@ def _find_v2(
     if where is None:
         missing["kill"] = "no cgroup v2 hierarchy is mounted; mount one at /sys/fs/cgroup/unified"
         return Layout()
-    parent = _delegated(where, explicit=explicit is not None)
-    controllers: set[str] = set()
-    if parent is not None:
+    places = [explicit] if explicit else delegated(where, mount.point if mount is not None else None)
+    controllers: list[str] = []
+    parent = where
+    for place in places:
         try:
-            controllers = set(read(f"{parent}/cgroup.controllers").split()) & {"memory", "pids", "cpu"}
-            for one in sorted(controllers):
-                write(f"{parent}/cgroup.subtree_control", f"+{one}")
+            controllers = sorted(set(read(f"{place}/cgroup.controllers").split()) & {"memory", "pids", "cpu"})
+            if controllers:
+                _hand_down(place, controllers)
+                parent = place
+                break
         except OSError as err:
-            missing["memory"] = f"controllers cannot be handed down in {parent} ({err.strerror})"
-            controllers = set()
-    base = f"{parent if controllers else where}/{name}"
+            missing["memory"] = f"controllers cannot be handed down in {place} ({err.strerror})"
+            controllers = []
+    base = f"{parent}/{name}"
     try:
-        _sweep(os.path.dirname(base))  # noqa: PTH120 - plain string in, plain string out
+        _sweep(parent)
         _try(base, "cgroup.procs")
-        for one in sorted(controllers):
-            write(f"{base}/cgroup.subtree_control", f"+{one}")
+        if controllers:
+            write(f"{base}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
     except OSError as err:
-        missing["kill"] = f"no group can be made in {where} ({err.strerror})"
+        missing["kill"] = f"no group can be made in {parent} ({err.strerror})"
         return Layout()
-    has_kill = Path(base, "cgroup.kill").exists()
-    if not has_kill:
+    if not Path(base, "cgroup.kill").exists():
         missing["kill"] = "the kernel has no cgroup.kill; Linux 5.14 brings it (kills are then through the pidfd alone)"
     return Layout(
         version=2,
@@ -261,6 +270,48 @@ def _find_v2(
     )
 
 
+def delegated(own: str, top: str | None) -> list[str]:
+    """Return the v2 directories whose children may be given controllers by us, best first.
+
+    - What systemd marked as delegated: our own directory or, where our service has a DelegateSubgroup, its parent.
+    - The top of a cgroup namespace: a container manages what is below it.
+    - The top of the whole hierarchy, for root alone, as container engines without systemd do.
+
+    A directory without a mark is somebody else's to manage.
+    """
+    found = [place for place in (os.path.dirname(own), own) if _marked(place)]  # noqa: PTH120
+    if top is not None:
+        real_root = not Path(top, "cgroup.type").exists()  # only the root of all has no type
+        if (real_root and os.getuid() == 0) or (not real_root and own == top):
+            found.append(top)
+    return list(dict.fromkeys(found))
+
+
+def _marked(place: str) -> bool:
+    return any(_xattr(place, attribute) == b"1" for attribute in ("user.delegate", "trusted.delegate"))
+
+
+def _hand_down(place: str, controllers: list[str]) -> None:
+    """Give controllers to the children of `place`; its own processes move to a leaf first (no inner processes).
+
+    All in one write: `cpu` alone would turn a directory that has processes into a threaded domain.
+    """
+    lacking = [one for one in controllers if one not in read(f"{place}/cgroup.subtree_control").split()]
+    if not lacking:
+        return
+    if Path(place, "cgroup.type").exists():  # the root of all may keep its processes
+        leaf = f"{place}/{_LEAF}"
+        for _ in range(_MOVES):
+            pids = read(f"{place}/cgroup.procs").split()
+            if not pids:
+                break
+            os.makedirs(leaf, exist_ok=True)  # noqa: PTH103
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    write(f"{leaf}/cgroup.procs", pid)
+    write(f"{place}/cgroup.subtree_control", " ".join(f"+{one}" for one in lacking))
+
+
 def _swap_v2(base: str) -> str:
     probe = f"{base}/probe"
     os.mkdir(probe)  # noqa: PTH102
@@ -268,23 +319,6 @@ def _swap_v2(base: str) -> str:
         return _swap_of(probe, "memory.swap.max", "swap.max")
     finally:
         os.rmdir(probe)  # noqa: PTH106
-
-
-def _delegated(where: str, *, explicit: bool) -> str | None:
-    """Return the v2 directory whose children may hold controllers: ours to use and without processes of its own."""
-    if explicit:
-        return where
-    parent = os.path.dirname(where)  # noqa: PTH120
-    for candidate in (parent, where):
-        try:
-            marked = any(_xattr(candidate, attribute) == b"1" for attribute in ("user.delegate", "trusted.delegate"))
-            empty = not read(f"{candidate}/cgroup.procs").strip()
-        except OSError:
-            continue
-        # systemd marks what it delegates; a directory without the mark is somebody else's to manage.
-        if marked and empty:
-            return candidate
-    return None
 
 
 def _xattr(path: str, name: str) -> bytes:
