@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockgate.config import Config
 from lockgate.contract import errors, wire
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import (
@@ -34,7 +35,7 @@ from lockgate.contract.errors import (
 )
 from lockgate.contract.reasons import SENTENCES
 from lockgate.contract.run import ExportInfo
-from lockgate.gate import checks, pump_async, pump_sync
+from lockgate.gate import checks, pump_async, pump_sync, start
 from lockgate.gate.core import Core
 from lockgate.gate.escape import escape
 from lockgate.gate.exports import Target, plain_name
@@ -346,3 +347,34 @@ def test_a_following_thread_has_its_own_deadline():
     assert time.monotonic() - began < 0.6
     leader.join()
     pump.close()
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+def test_the_default_audit_directory_is_made_at_start_and_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(start, "state_directory", lambda: tmp_path / "state" / "lockgate")
+    path = start.default_audit_path()
+    assert not (tmp_path / "state").exists()
+    start.make_default_directory(str(tmp_path / "elsewhere" / "audit.db"))
+    assert os.listdir(tmp_path) == []
+    start.make_default_directory(path)
+    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_user_without_a_home_needs_a_configured_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(start.os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(ConfigError) as caught:
+        start.default_audit_path()
+    assert "[audit] path" in caught.value.next_step
+    start.make_default_directory(str(tmp_path / "audit.db"))
+
+
+def test_the_configuration_is_handed_over_sealed():
+    fd = start.config_file(Config())
+    try:
+        assert os.pread(fd, 10_000, 0) == Config().to_json()
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)

@@ -46,20 +46,29 @@ def state_directory() -> Path:
 
 
 def default_audit_path() -> str:
-    """Return where rows go when no configuration says so; makes the directory, 0700.
+    """Return where rows go when no configuration says so; nothing is made yet."""
+    return str(state_directory() / "audit.db")
+
+
+def make_default_directory(audit_path: str) -> None:
+    """Make the directory of `default_audit_path` (0700) if the rows go there; any other place is the operator's.
 
     Raises:
         ConfigError: it cannot be made.
 
     """
-    where = state_directory()
+    where = Path(audit_path).parent
+    try:
+        if where != state_directory():
+            return
+    except ConfigError:  # no home, so the path was configured
+        return
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{str(where)!r} cannot be made: {error.strerror}", next_step="name a place: [audit] path in lockgate.toml"
         ) from None
-    return str(where / "audit.db")
 
 
 def log_file(path: str | Path | None) -> int:

@@ -23,7 +23,7 @@ from lockgate.gate.core import Core, Peer, unwrap
 from lockgate.gate.faults import died
 from lockgate.gate.link import Link
 from lockgate.gate.pump_sync import OnApproval, Pump, Waiter
-from lockgate.gate.start import config_file, log_file, supervisor_settings
+from lockgate.gate.start import config_file, log_file, make_default_directory, supervisor_settings
 from lockgate.gate.values import Approval, Decision
 
 T = TypeVar("T")
@@ -74,6 +74,7 @@ class Session:
         if self._children is not None:
             raise HostFault("this Gate was started before", next_step="open a new one")
         self._pid = os.getpid()
+        make_default_directory(self.config.audit.path)
         self._log = log_file(self._log_path)
         try:
             children = self._children = start_from_lasting_thread(self._spawn)
