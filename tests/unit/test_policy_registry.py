@@ -133,6 +133,8 @@ BAD: list[tuple[str, Any, str]] = [
         for name in ("url", "callback_url", "callback", "webhook", "target_uri", "endpoint", "urls", "imageUrl")
     ),
     *((name, TEXT, "says path") for name in ("path", "file", "filename", "upload_dir", "files")),
+    ("order_id", Annotated[int, lg.Id("ord")], "is text"),
+    ("order_ids", Annotated[list[bool], lg.Id("ord")], "is text"),
     ("part", Loose, "turns off"),
     ("part", Renamed, "renames"),
     ("part", args_of(token=TEXT), "credential"),
@@ -181,6 +183,7 @@ def test_an_argument_without_a_bound_is_refused_by_name(name: str, kind: Any, wh
         ({"kind": dict}, "subclass of lg.Args"),
         ({"kind": Done}, "subclass of lg.Args"),
         ({"kind": Loose}, "turns off"),
+        ({"kind": args_of(text=Annotated[str, lg.Text(5), lg.Int(0, 5)])}, "cannot read"),
     ],
 )
 def test_a_declaration_that_cannot_be_held_is_refused(options: dict[str, Any], why: str) -> None:

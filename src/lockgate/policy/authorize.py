@@ -14,12 +14,14 @@ import msgspec
 
 from lockgate.contract.run import Principal
 from lockgate.policy.compile import Check, CompiledScope, Condition, Rule
+from lockgate.policy.constraints import Constraint
 from lockgate.policy.registry import Operation
 from lockgate.policy.types import BadArguments
-from lockgate.policy.verdict import Verdict
+from lockgate.policy.verdict import Charge, Obligations, Verdict
 
 NOT_AVAILABLE: Final = Verdict("deny", None, None, "not in the scope", "not_available")
 EXPIRED: Final = Verdict("deny", "expires", None, "the scope has expired", "expired")
+ALWAYS: Final = Check("", bool, Constraint("one_of", ()), "", "")  # stands for a condition without constraints
 OTHER_RUN: Final = Verdict("deny", "principal", None, "the scope belongs to another principal", "not_available")
 
 
@@ -66,21 +68,22 @@ def authorize(who: Principal, call: CallRequest, scope: CompiledScope) -> Verdic
         rule = scope.rules.get(call.name)
         if rule is None or call.operation is not rule.operation:
             return scope.denied.get(call.name, NOT_AVAILABLE)
-        return _decide(rule, call.args)
+        args = call.args
+        if type(args) is rule.args_type:
+            return _decide(rule, args)
+        if isinstance(args, BadArguments):
+            return Verdict("deny", f"{call.name}.arguments", args.path, args.detail, "bad_request")
+        return Verdict("deny", "internal", None, "arguments of another type", "unavailable")
     except Exception as error:  # noqa: BLE001 - total: what cannot be decided is denied
         return Verdict("deny", "internal", None, f"authorize failed: {type(error).__name__}", "unavailable")
 
 
 def _decide(rule: Rule, args: Any) -> Verdict:
-    name = rule.operation.name
-    if type(args) is not rule.operation.args_type:
-        if isinstance(args, BadArguments):
-            return Verdict("deny", f"{name}.arguments", args.path, args.detail, "bad_request")
-        return Verdict("deny", "internal", None, "arguments of another type", "unavailable")
     for condition in rule.denials:
-        held, hit = _holds(condition, args)
-        if held and hit is not None:
-            return Verdict("deny", hit.rule, hit.path, _explain(hit, args, "denied: "), "argument_not_allowed")
+        found = _holds(condition, args)
+        if found is not None:
+            why = _explain(found, args, "denied: ")
+            return Verdict("deny", found.rule, found.path, why, "argument_not_allowed")
     for get, test, check in rule.ready:
         try:
             if test(get(args)):
@@ -90,35 +93,36 @@ def _decide(rule: Rule, args: Any) -> Verdict:
             why = f"{check.name} cannot be compared: {type(error).__name__}"
         return Verdict("deny", check.rule, check.path, why, "argument_not_allowed")
     if rule.typed:
-        found = rule.typed_failure(args)
-        if found is not None:
-            bad, why = found
+        refused = rule.typed_failure(args)
+        if refused is not None:
+            bad, why = refused
             dotted = bad.path[1:].replace("/", ".")
-            return Verdict("deny", f"{name}.{dotted}.{bad.check.kind}", bad.path, why, "argument_not_allowed")
+            return Verdict("deny", f"{rule.name}.{dotted}.{bad.check.kind}", bad.path, why, "argument_not_allowed")
     for condition in rule.approve:
-        held, hit = _holds(condition, args)
-        if held:
-            path, why = (None, "always") if hit is None else (hit.path, _explain(hit, args, "needs approval: "))
-            asked = rule.obligations(args, approval=True)
+        found = _holds(condition, args) if condition.ready else ALWAYS
+        if found is not None:
+            sums = tuple(Charge(key, get(args), limit) for get, key, limit in rule.sums)
+            asked = Obligations(rule.counts + sums, approval=True, labels=rule.labels)
+            path, why = (found.path or None, _explain(found, args, "needs approval: "))
             return Verdict("needs_approval", condition.rule, path, why, "approval_required", asked)
     if not rule.caps:
         return rule.allowed
-    return Verdict("allow", name, None, "", None, rule.obligations(args, approval=False))
+    charges = rule.counts
+    for get, key, limit in rule.sums:
+        charges += (Charge(key, get(args), limit),)
+    return Verdict("allow", rule.name, None, "", None, Obligations(charges, False, rule.labels))
 
 
-def _holds(condition: Condition, args: Any) -> tuple[bool, Check | None]:
-    """Return whether every test holds, with the last; one that raises decides at once: it denies or asks."""
+def _holds(condition: Condition, args: Any) -> Check | None:
+    """Return the last check when every one holds, else None; one that raises decides at once: it denies or asks."""
     check: Check | None = None
     for get, test, check in condition.ready:
         try:
             if not test(get(args)):
-                return _NO
+                return None
         except Exception:  # noqa: BLE001 - what cannot be compared is taken for the case that restricts
-            return True, check
-    return True, check
-
-
-_NO: Final = (False, None)
+            return check
+    return check
 
 
 def _explain(check: Check, args: Any, prefix: str) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 from lockgate.contract.errors import RegistrationError
 from lockgate.policy import patterns
-from lockgate.policy.types import EXTRA_KEY, INT_LIMIT, ArgCheck, Args, IdCheck, TextCheck, clean
+from lockgate.policy.types import EXTRA_KEY, INT_LIMIT, ArgCheck, Args, IdCheck, PathCheck, TextCheck, UrlCheck, clean
 
 IDENTITY: Final = frozenset({"tenant", "user", "agent", "run"})
 CREDENTIAL: Final = frozenset(
@@ -173,6 +173,8 @@ class _Walk:
         pointer = "/" + path.replace(".", "/")
         self.checks += [FieldCheck(pointer, get, check, attribute, optional) for check in found]
         bounds = _Bounds.of(metas)
+        if hint is not str and any(isinstance(check, _ON_TEXT) for check in found):
+            self.refuse(path, f"a {found[0].kind} is text, and {show(hint)} is not", "write Annotated[str, ...]")
         if origin is Literal:
             values: tuple[object, ...] = get_args(hint)
             if not all(type(value) in (str, int) for value in values):
@@ -195,7 +197,7 @@ class _Walk:
         elif hint is not bool and not (isinstance(hint, type) and issubclass(hint, enum.Enum)):
             self.refuse(
                 path,
-                f"{_show(hint)} admits more than a bound can hold",
+                f"{show(hint)} admits more than a bound can hold",
                 "use lg.Id, lg.Text, lg.Int, lg.Cents, lg.ListOf, lg.Url, lg.PathBeneath, bool, Literal, an enum or a "
                 "nested lg.Args",
             )
@@ -222,47 +224,15 @@ class _Walk:
             self.refuse(path, "text without a greatest length", "write Annotated[str, lg.Text(200)]")
 
 
+_ON_TEXT: Final = (IdCheck, PathCheck, TextCheck, UrlCheck)
+
+
 def _step(get: Get, name: str) -> Get:
     return lambda args: (getattr(value, name) for value in get(args) if value is not None)
 
 
 def _each(get: Get) -> Get:
     return lambda args: (value for values in get(args) for value in values or ())
-
-
-def result(operation: str, kind: Any) -> None:
-    """Check the result type: a model that drops what it does not declare, with nothing open and no credential (C1).
-
-    Raises:
-        RegistrationError: it has no model, or a field could carry anything.
-
-    """
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        refuse(operation, "", f"its result {_show(kind)} has no model", "return a subclass of lg.Result")
-    _result(operation, kind, "result", set())
-
-
-def _result(operation: str, kind: Any, path: str, seen: set[Any]) -> None:
-    origin = get_origin(kind)
-    if origin is Literal:
-        return
-    if origin is not None:
-        for arm in get_args(kind)[: 1 if origin is Annotated else None]:
-            if arm is not Ellipsis:
-                _result(operation, arm, path, seen)
-        return
-    if kind in _OPEN:
-        refuse(operation, path, f"{_show(kind)} would let undeclared data out", "declare the fields that may leave")
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
-        seen.add(kind)
-        found = hints(operation, kind)
-        for name in kind.__struct_fields__:
-            if set(name.lower().split("_")) & CREDENTIAL:
-                refuse(operation, f"{path}.{name}", "no call returns a credential (C1)", "leave the field out")
-            _result(operation, found[name], f"{path}.{name}", seen)
-
-
-_OPEN: Final = frozenset({Any, object, msgspec.Raw, dict, list, tuple, set, frozenset, typing.Dict, typing.List})  # noqa: UP006
 
 
 class _Bounds(NamedTuple):
@@ -297,5 +267,6 @@ def _check_of(meta: Any) -> ArgCheck | None:
     return cast("ArgCheck", meta) if is_check else None
 
 
-def _show(kind: Any) -> str:
+def show(kind: Any) -> str:
+    """Return the name of a type for a message."""
     return str(getattr(kind, "__name__", None) or kind)

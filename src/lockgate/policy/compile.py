@@ -9,16 +9,14 @@ Rule 3: what does not fit the registry (unknown name, wrong type) is an error he
 from __future__ import annotations
 
 import itertools
-import re
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, final, get_args, get_origin
 
 import msgspec
 
-from lockgate.policy.checks import Field, FieldCheck, run_checks
+from lockgate.policy.checks import FieldCheck, run_checks
+from lockgate.policy.comparisons import Test, plain, prepare
 from lockgate.policy.constraints import Budget, Conditions, Constraint, When, nearest, refuse
 from lockgate.policy.registry import Operation, Operations
 from lockgate.policy.verdict import NONE, Charge, Obligations, Verdict
@@ -26,7 +24,6 @@ from lockgate.policy.verdict import NONE, Charge, Obligations, Verdict
 if TYPE_CHECKING:
     from lockgate.policy.scope import Scope
 
-Test = Callable[[Any], object]
 _SIGNS: Final = {"at_most": ">", "at_least": "<", "more_than": "<=", "less_than": ">="}
 
 
@@ -80,7 +77,21 @@ class Cap(NamedTuple):
 class Rule:
     """How one operation is allowed, prepared."""
 
-    __slots__ = ("allowed", "approve", "caps", "checks", "counts", "denials", "operation", "ready", "sums", "typed")
+    __slots__ = (
+        "allowed",
+        "approve",
+        "args_type",
+        "caps",
+        "checks",
+        "counts",
+        "denials",
+        "labels",
+        "name",
+        "operation",
+        "ready",
+        "sums",
+        "typed",
+    )
 
     def __init__(
         self,
@@ -91,6 +102,9 @@ class Rule:
         caps: tuple[Cap, ...],
     ) -> None:
         self.operation = operation
+        self.name = operation.name
+        self.labels = operation.labels
+        self.args_type = operation.args_type
         self.checks = checks
         self.denials = denials
         self.approve = approve
@@ -106,13 +120,6 @@ class Rule:
     def typed_failure(self, args: Any) -> tuple[FieldCheck, str] | None:
         """Return the first check of the arguments' own types that refuses (URL destinations, E6)."""
         return run_checks(args, self.typed)
-
-    def obligations(self, args: Any, *, approval: bool) -> Obligations:
-        """Return the charges of this call."""
-        charges = self.counts
-        for get, key, limit in self.sums:
-            charges += (Charge(key, get(args), limit),)
-        return Obligations(charges, approval, self.operation.labels)
 
 
 @final
@@ -233,7 +240,7 @@ def _checks(where: str, operation: Operation, conditions: Conditions, prefix: st
         found += [
             Check(
                 name,
-                _test(f"{where}.{name}", one, field),
+                prepare(f"{where}.{name}", one, field),
                 one,
                 f"{prefix or operation.name}.{name}.{one.kind}",
                 f"/{name}",
@@ -241,63 +248,6 @@ def _checks(where: str, operation: Operation, conditions: Conditions, prefix: st
             for one in held
         ]
     return tuple(found)
-
-
-def _test(where: str, constraint: Constraint, field: Field) -> Test:
-    kind: Any = _plain(field.annotation)
-    element = _plain(get_args(kind)[0]) if get_origin(kind) is list else None
-    if constraint.kind == "length":
-        if kind is not str and element is None:
-            refuse(where, "length speaks of text and lists", "use at_most for numbers")
-        least, most = typing.cast("tuple[int, int]", constraint.value)
-        return lambda value: least <= len(value) <= most
-    test = _value_test(where, constraint, kind if element is None else element, field.annotation)
-    return test if element is None else lambda values: all(test(value) for value in values)
-
-
-def _value_test(where: str, constraint: Constraint, kind: Any, annotation: Any) -> Test:
-    limit: Any = constraint.value
-    match constraint.kind:
-        case "one_of":
-            return frozenset(_typed(where, limit, annotation)).__contains__
-        case "matches":
-            if kind is not str:
-                refuse(where, "matches speaks of text", "use one_of, at_most or at_least")
-            return re.compile(limit).fullmatch
-        case _:
-            if kind is not int:
-                refuse(where, f"{constraint.kind} speaks of whole numbers", "use one_of or matches")
-    match constraint.kind:
-        case "at_most":
-            return lambda value: value <= limit
-        case "at_least":
-            return lambda value: value >= limit
-        case "more_than":
-            return lambda value: value > limit
-        case _:
-            return lambda value: value < limit
-
-
-def _typed(where: str, values: Iterable[Any], annotation: Any) -> list[Any]:
-    """Return the values as the argument's own type has them; one that it could never have is an error."""
-    kind: Any = _plain(annotation)
-    target = get_args(kind)[0] if get_origin(kind) is list else annotation
-    try:
-        return [msgspec.convert(value, target, strict=True) for value in values]
-    except (msgspec.ValidationError, TypeError):
-        refuse(where, "a value of one_of is not of the argument's type", "write values as the argument takes them")
-
-
-def _plain(annotation: Any) -> Any:
-    """Return an annotation without bounds and without None."""
-    while True:
-        origin = get_origin(annotation)
-        if origin is Annotated:
-            annotation = get_args(annotation)[0]
-        elif origin in (typing.Union, types.UnionType):
-            annotation = next(arm for arm in get_args(annotation) if arm is not type(None))
-        else:
-            return annotation
 
 
 def _caps(where: str, operation: Operation, budget: Budget | None, level: str) -> tuple[Cap, ...]:
@@ -309,7 +259,7 @@ def _caps(where: str, operation: Operation, budget: Budget | None, level: str) -
         place = f"{where}.budget.total.{name[:64]}"
         if field is None:
             refuse(place, "the operation has no such argument", nearest(name, operation.fields))
-        if field.annotation is not _plain(field.annotation) and _is_amount(field.annotation):
+        if field.annotation is not plain(field.annotation) and _is_amount(field.annotation):
             found.append(Cap(name, (level, operation.name, f"total.{name}"), limit))
         else:
             refuse(place, "only a required whole number of at least zero can be summed", "sum an lg.Cents argument")

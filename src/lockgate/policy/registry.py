@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, final
 import msgspec
 
 from lockgate.contract.bounds import FRAME_BYTES
-from lockgate.policy import checks
+from lockgate.policy import checks, results
 from lockgate.policy.describe import describe
 from lockgate.policy.types import Args, BadArguments
 
@@ -49,13 +49,15 @@ class Operation:
             ("sink", "public_sink").
         reconcile: asks the backend what became of a call whose outcome is unknown, or None.
         is_async: whether `fn` is a coroutine function.
+        decode_args: returns the typed arguments of some JSON, or raises `BadArguments`, which names the place and
+            holds no value.
         fields: arguments by name, for scopes.
         authorize_checks: rules of the arguments' own types that are part of the decision (URL destinations).
 
     """
 
     __slots__ = (
-        "_checks", "_decode", "_encode", "args_type", "authorize_checks", "doc", "effect", "fields", "fn",
+        "_encode", "args_type", "authorize_checks", "decode_args", "doc", "effect", "fields", "fn",
         "idempotency", "is_async", "labels", "max_result", "name", "reconcile", "result_type", "timeout", "why",
     )  # fmt: skip
 
@@ -84,33 +86,10 @@ class Operation:
         self.doc = (inspect.getdoc(fn) or "").partition("\n")[0]
         self.args_type, self.result_type = _signature(self.name, fn)
         self.fields, found = checks.arguments(self.name, self.args_type)
-        checks.result(self.name, self.result_type)
+        results.check(self.name, self.result_type)
         self.authorize_checks = tuple(one for one in found if one.check.stage == "authorize")
-        self._checks = tuple(checks.ready(one) for one in found if one.check.stage == "decode")
-        self._decode = msgspec.json.Decoder(self.args_type).decode
+        self.decode_args = _decode_args(self, found)
         self._encode = msgspec.json.Encoder().encode
-
-    def decode_args(self, raw: bytes) -> Args:
-        """Return the typed arguments.
-
-        Raises:
-            BadArguments: not of the declared types; names the place, holds no value.
-
-        """
-        try:
-            args = self._decode(raw)
-            failed = None
-            for get, test, one in self._checks:
-                if not test(get(args)):
-                    failed = one
-                    break
-        except msgspec.ValidationError as error:
-            raise BadArguments(self._place(str(error)), "is not of the declared type") from None
-        except Exception:  # noqa: BLE001 - malformed JSON, or a check that raised: refused, and nothing of it is told
-            raise BadArguments("", "could not be read") from None
-        if failed is not None:
-            raise BadArguments(failed.path, f"is no valid {failed.check.kind}")
-        return args
 
     def encode_result(self, result: object) -> bytes:
         """Return the JSON of a result of the declared type.
@@ -127,18 +106,47 @@ class Operation:
         """Return it as data; see `policy.describe`."""
         return describe(self)
 
-    def _place(self, text: str) -> str:
-        """Return the JSON pointer in a decoder's message; of its text, which may quote the caller, nothing else."""
-        at = _AT.search(text)
-        steps = ["-" if step[2] in {"", "..."} else step[2] or step[1] for step in _steps(at[1])] if at else []
-        return "/" + "/".join(steps) if steps and steps[0] in self.fields else ""
-
     def __repr__(self) -> str:
         return f"<operation {self.name} ({self.effect})>"
 
 
-def _steps(place: str) -> list[re.Match[str]]:
-    return list(_STEP.finditer(place))
+def _decoder(name: str, kind: type[Args]) -> Callable[[bytes], Args]:
+    try:
+        return msgspec.json.Decoder(kind).decode
+    except TypeError:  # such as a bound for numbers on a text
+        checks.refuse(name, "", f"the decoder cannot read {kind.__name__}", "give each type the bounds of its kind")
+
+
+def _decode_args(operation: Operation, found: list[checks.FieldCheck]) -> Callable[[bytes], Args]:
+    """Return what `Operation.decode_args` does, with all that it needs at hand."""
+    decode = _decoder(operation.name, operation.args_type)
+    ready = tuple(checks.ready(one) for one in found if one.check.stage == "decode")
+    fields = operation.fields
+
+    def decode_args(raw: bytes) -> Args:
+        failed = None
+        try:
+            args = decode(raw)
+            for get, test, one in ready:
+                if not test(get(args)):
+                    failed = one
+                    break
+            else:
+                return args
+        except msgspec.ValidationError as error:
+            raise BadArguments(_place(str(error), fields), "is not of the declared type") from None
+        except Exception:  # noqa: BLE001 - malformed JSON, or a check that raised: refused, and nothing of it is told
+            raise BadArguments("", "could not be read") from None
+        raise BadArguments(failed.path, f"is no valid {failed.check.kind}")
+
+    return decode_args
+
+
+def _place(text: str, fields: dict[str, checks.Field]) -> str:
+    """Return the JSON pointer in a decoder's message; of its text, which may quote the caller, nothing else."""
+    at = _AT.search(text)
+    steps = ["-" if step[2] in {"", "..."} else step[2] or step[1] for step in _STEP.finditer(at[1])] if at else []
+    return "/" + "/".join(steps) if steps and steps[0] in fields else ""
 
 
 @final

@@ -18,7 +18,8 @@ import msgspec
 
 from lockgate.contract.run import Principal
 from lockgate.policy import scopetext
-from lockgate.policy.constraints import When, Where, layers, nearest, refuse, when_from_data, where_from_data
+from lockgate.policy.constraints import When, Where, layers, nearest, refuse
+from lockgate.policy.scopedata import when_from_data, where_from_data
 from lockgate.policy.types import clean
 
 if TYPE_CHECKING:
