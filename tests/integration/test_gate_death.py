@@ -205,6 +205,11 @@ def test_approvals_are_asked_and_a_missing_answer_denies(gate_config: Path):
 
     within(30, scene())
 
+    with lg.sync.Gate(gate_config) as gate, gate.run_scope(gate_scope()) as run:
+        began = time.monotonic()
+        assert run.try_call("pay", order="ord_8", amount=3000).reason == "approval_required"
+        assert time.monotonic() - began < 2  # nobody to ask, so nothing to wait for
+
     def broken(_ask: lg.Approval) -> lg.Decision:
         raise ValueError("sk-synthetic-in-a-callback")
 

@@ -33,7 +33,7 @@ class Gate:
     Args:
         config: a file, the directory that holds one, the shape of the file as a dict, a `Config`, or None for one
             without operations.
-        on_approval: asked for calls that a person must approve; without it they are declined when they expire.
+        on_approval: asked for calls that a person must approve; without it they are denied at once.
         accept_shared_kernel: overrides `[execution] accept_shared_kernel` of the configuration (X3).
         log: file that also takes what the child processes print, up to a cap.
 

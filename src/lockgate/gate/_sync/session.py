@@ -97,6 +97,8 @@ class Session:
 
     def _spawn(self) -> Children:
         config = self.config
+        if self._on_approval is None:  # nobody will answer, so no call should wait for that
+            config = msgspec.structs.replace(config, broker=msgspec.structs.replace(config.broker, approval_wait=0.0))
         return Children(
             config=config_file(config),
             base=config.base,
@@ -223,7 +225,7 @@ class Session:
 
     def _asked(self, message: wire.ApprovalAsked) -> None:
         if self._on_approval is None:
-            return  # it expires in the broker, and the code is told so
+            return  # nobody to ask: the broker has said `approval_required` already
         ask = Approval(
             request=message.request,
             run=message.run,
