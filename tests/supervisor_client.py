@@ -111,7 +111,7 @@ class Client:
         return ident
 
     def finish(self, ident: int, seconds: float = 60) -> Any:
-        """Wait for the end of run `ident`; what comes for others stays in order."""
+        """Wait for the end of run `ident`; its output is dropped, what comes for others stays in order."""
         kept: list[Any] = []
         deadline = time.monotonic() + seconds
         while True:
@@ -119,7 +119,8 @@ class Client:
             if message.id == ident and not isinstance(message, wire.Output):
                 self.inbox = kept + self.inbox
                 return message
-            kept.append(message)
+            if message.id != ident:
+                kept.append(message)
 
     def code(self, code: str, **options: Any) -> Any:
         return self.finish(self.start(code, **options))
