@@ -23,7 +23,7 @@ from lockgate.policy import Scope
 
 ConfigPath = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Configuration; else lockgate.toml or [tool.lockgate] of this directory."),
+    typer.Option("--config", "-c", help="Configuration; else lockgate.toml or \\[tool.lockgate] of this directory."),
 ]
 SCOPE_BYTES: Final = 1024 * 1024
 

@@ -96,7 +96,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 @app.command("test")
 def run_cases(
-    file: Annotated[Path, typer.Argument(help="Cases: JSON Lines, or TOML with [[case]].")],
+    file: Annotated[Path, typer.Argument(help="Cases: JSON Lines, or TOML with \\[\\[case]].")],
     config: ConfigPath = None,
     as_json: Json = False,
 ) -> None:
