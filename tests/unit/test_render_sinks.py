@@ -1,5 +1,6 @@
 """Every sink of the render guard, one behaviour at a time (E5)."""
 
+# ruff: noqa: E501 -- tables of payloads read better unbroken
 from __future__ import annotations
 
 import csv
@@ -104,6 +105,20 @@ def test_raw_html_is_words_and_spans_never_markup() -> None:
     assert "script" not in made.text
     assert "attacker" not in made.text
     assert made.denials
+
+
+def test_blocks_of_html_are_rebuilt_too() -> None:
+    made = guard().markdown(
+        "<details><summary>More</summary>\n\n**bold** text\n\n</details>\n\n<div>in a <i>div</i></div>\n"
+    )
+    assert made.text == "More\n\n**bold** text\n\nin a *div*\n"
+    assert not made.fell_back
+    assert made.denials == ()
+
+
+def test_a_line_of_many_marks_takes_no_time() -> None:
+    deep = ("> " * 30 + "x\n") * 500 + "- " * 39
+    assert guard().markdown(deep).text
 
 
 def test_code_is_inert_and_unchanged() -> None:
@@ -326,7 +341,7 @@ def test_the_self_check_alarm_works(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_is_checked_when_it_is_loaded() -> None:
     loaded = RenderPolicy.load('[render]\nlinks = ["https://wiki.partner.example/*"]\nmax_urls = 3\n')
     assert loaded.max_urls == 3
-    for text in ('[render]\nlinkz = []', "[render]\nlinks = [3]", "not toml", "[render]\nmax_urls = -1", '[render]\nlinks = ["http://a.example/"]',
+    for text in ("[render]\nlinkz = []", "[render]\nlinks = [3]", "not toml", "[render]\nmax_urls = -1", '[render]\nlinks = ["http://a.example/"]',
                  '[render]\nexact = ["javascript:x"]', '[render]\ncanaries = ["short"]'):  # fmt: skip
         with pytest.raises(ConfigError):
             RenderPolicy.load(text)

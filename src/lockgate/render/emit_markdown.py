@@ -33,7 +33,8 @@ from lockgate.render.tree import (
 )
 from lockgate.render.visible import live_at
 
-_SPECIAL: Final = re.compile(r"[\\`*_{}\[\]#!|~<>&$^=:@.\u3002\uff0e\uff61]|(?<=/)/|(?<=\\)\\")
+_SPECIAL: Final = re.compile(r"[\\`*_{}\[\]#|~<>&$^=]|[:@.](?!\s)|[\u3002\uff0e\uff61]|(?<=/)/")
+_ALWAYS: Final = frozenset("\\`*_{}[]#|~<>&$^=/")
 _LINE_START: Final = re.compile(r"(?:[-+](?=[\s\-+]|\Z)|[0-9]{1,9}[.)](?=\s|\Z)|\()")
 _INFO: Final = re.compile(r"[a-z0-9+#.-]{1,24}")
 _RUN: Final = re.compile(r"`+")
@@ -162,6 +163,9 @@ _Piece = tuple[str, str | None]
 
 def inline(inlines: list[Inline], *, one_line: bool = False, cell: bool = False) -> str:
     """Return inline content escaped as a whole."""
+    if len(inlines) == 1 and isinstance(first := inlines[0], Text):
+        only = first.text
+        return escape(only.replace("\n", " ") if "\n" in only else only)
     pieces: list[_Piece] = []
     _pieces(inlines, pieces, one_line=one_line, cell=cell)
     if not pieces:
@@ -246,12 +250,13 @@ def _math(node: Math, *, cell: bool) -> _Piece:
 def escape(visible: str, start: int = 0, end: int | None = None) -> str:
     """Escape the words of a block between two positions, looking at what stands around them."""
     stop = len(visible) if end is None else end
+    if _SPECIAL.search(visible, start, stop) is None:
+        return visible[start:stop]
     out: list[str] = []
     at = start
-    for match in _SPECIAL.finditer(visible, start):
+    # The pattern looks behind, and ahead only for white space: the end of the search hides nothing that matters.
+    for match in _SPECIAL.finditer(visible, start, stop):
         where = match.start()
-        if where >= stop:
-            break
         out.append(visible[at:where])
         out.append(_escaped(visible, where, start, stop))
         at = where + 1
@@ -261,6 +266,8 @@ def escape(visible: str, start: int = 0, end: int | None = None) -> str:
 
 def _escaped(visible: str, at: int, start: int, stop: int) -> str:
     char = visible[at]
+    if char in _ALWAYS:
+        return "\\" + char
     if char == ":":
         kind = live_at(visible, at, start)
         if kind == "colon":
@@ -272,12 +279,7 @@ def _escaped(visible: str, at: int, start: int, stop: int) -> str:
         edge = at + 1 == stop and visible[at - 1 : at].strip()
         return "\\[at\\]" if edge or live_at(visible, at) == "at" else "@"
     if char == ".":
-        kind = live_at(visible, at)
-        if kind == "www":
+        if visible[max(0, at - 3) : at].lower() == "www" and visible[at + 1 : at + 2].strip():
             return "\\[.\\]"
         return "\\." if visible[at - 1 : at].isalnum() and visible[at + 1 : at + 2].isalnum() else "."
-    if char in "\u3002\uff0e\uff61":
-        return f"\\[{char}\\]" if live_at(visible, at) else char
-    if char == "!":
-        return "\\!" if visible[at + 1 : at + 2] == "[" else "!"
-    return "\\" + char
+    return f"\\[{char}\\]" if live_at(visible, at) else char

@@ -42,6 +42,8 @@ _ANY_HOST: Final = re.compile(r"(?i)(?:[a-z][a-z0-9+.-]*:)?[/\\]{2,}(?:[^/?#\\@\
 _LABEL_URL: Final = re.compile(
     r"\s*(?:[a-z][a-z0-9+.-]*:/*|//)?(?:[^/@\s]*@)?([^/?#:@\s]+)(:[0-9]+)?([/?#]\S*)?\s*\Z", re.IGNORECASE
 )
+_WORDS: Final = (Text, Code, Math)
+_INLINE_BLOCKS: Final = (Para, Heading)
 MAX_INVISIBLE: Final = 8
 
 
@@ -139,7 +141,7 @@ class Judge:
         if depth > MAX_DEPTH:
             raise TooComplex
         for block in blocks:
-            if isinstance(block, Para | Heading):
+            if isinstance(block, _INLINE_BLOCKS):
                 block.inlines = self.inlines(block.inlines, depth)
             elif isinstance(block, Quote):
                 self.blocks(block.blocks, depth + 1)
@@ -157,7 +159,7 @@ class Judge:
             raise TooComplex
         out: list[Inline] = []
         for node in inlines:
-            if isinstance(node, Text | Code | Math):
+            if isinstance(node, _WORDS):
                 node.text = self._clean(node.text)
                 if node.text:
                     out.append(node)
@@ -202,6 +204,8 @@ class Judge:
             out.append(Text(f"{' ' if inside else ''}(link removed{': ' + host if host else ''})"))
 
     def _clean(self, text: str) -> str:
+        if text.isascii() and text.isprintable():
+            return text
         cleaned, removed = clean(text)
         if removed:
             before, self.invisible = self.invisible, self.invisible + removed

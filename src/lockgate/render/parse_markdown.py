@@ -9,6 +9,7 @@ The parser is pulldown-cmark (Rust), see ADR 0041.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from lockgate.render.bounds import MAX_DEPTH, MAX_NODES, TooComplex, need
@@ -37,7 +38,7 @@ from lockgate.render.tree import (
 _BARE: Final = re.compile(r"https://[^\s<>\"'`\\^{|}\[\]]+")
 _SPANS: Final = {"Emphasis": "em", "Strong": "strong", "Strikethrough": "del"}
 # More container marks at the start of one line than any tree may hold: refused before the parser works on them.
-_DEEP_LINE: Final = re.compile(r"^(?:[ \t]{0,8}(?:>|[-+*]|[0-9]{1,9}[.)])[ \t]?){40}", re.MULTILINE)
+_DEEP_LINE: Final = re.compile(r"^(?:[ \t]*+(?:>|[-+*]|[0-9]{1,9}[.)])){40}", re.MULTILINE)
 
 
 def parse_markdown(text: str, found: Found | None = None) -> list[Block]:
@@ -60,10 +61,11 @@ def parse_markdown(text: str, found: Found | None = None) -> list[Block]:
         | options.ENABLE_MATH
     )
     text = text.encode("utf-8", "replace").decode()
-    events = list(parser.events(text, options=flags))
-    if any(type(event) is dict and ("InlineHtml" in event or "Html" in event) for event in events):
-        return parse_html(text_of_unknown_tags(parser.html(text, options=flags)), found)
-    return _Builder().build(events)
+    # Events are taken one by one: a list of them is what the collector would spend its time on.
+    blocks = _Builder().build(parser.events(text, options=flags))
+    if blocks is not None:
+        return blocks
+    return parse_html(text_of_unknown_tags(parser.html(text, options=flags)), found)
 
 
 class _Builder:
@@ -78,29 +80,34 @@ class _Builder:
         self.note_names: list[str] = []
         self.nodes = 0
 
-    def build(self, events: list[Any]) -> list[Block]:
-        """Return the blocks of a whole event stream."""
-        if len(events) > MAX_NODES:
-            raise TooComplex
+    def build(self, events: Iterable[Any]) -> list[Block] | None:
+        """Return the blocks of a whole event stream, or None when raw HTML is in it."""
         for event in events:
+            self.nodes += 1
             if type(event) is str:
                 self._single(event)
                 continue
-            ((kind, value),) = event.items()
-            if kind == "Text":
-                self._target().append(Text(value))
-            elif kind == "Start":
-                self._start(value)
-            elif kind == "End":
-                self._end(value)
-            elif kind == "Code":
-                self._target().append(Code(value))
-            elif kind in {"InlineMath", "DisplayMath"}:
-                self._target().append(Math(value, kind == "DisplayMath"))
-            elif kind == "TaskListMarker":
-                self._item().checked = bool(value)
-            elif kind == "FootnoteReference":
-                self._target().append(Text(f"[{value}]"))
+            for kind, value in event.items():
+                if kind == "Text":
+                    self._target().append(Text(value))
+                elif kind == "Start":
+                    if value == "HtmlBlock":
+                        return None
+                    self._start(value)
+                elif kind == "End":
+                    self._end(value)
+                elif kind == "Code":
+                    self._target().append(Code(value))
+                elif kind in {"InlineMath", "DisplayMath"}:
+                    self._target().append(Math(value, kind == "DisplayMath"))
+                elif kind == "TaskListMarker":
+                    self._item().checked = bool(value)
+                elif kind == "FootnoteReference":
+                    self._target().append(Text(f"[{value}]"))
+                elif kind in {"InlineHtml", "Html"}:
+                    return None
+            if self.nodes > MAX_NODES:
+                raise TooComplex
         if self.notes:
             self.root.append(Rule())
             self.root.extend(block for note in self.notes for block in note)
@@ -229,7 +236,7 @@ class _Builder:
 
 def bare_links(inlines: list[Inline]) -> list[Inline]:
     """Find `https://` URLs in words, as chat clients do, so that the policy decides on them too."""
-    if not any(isinstance(node, Text | Span) for node in inlines):
+    if len(inlines) == 1 and type(inlines[0]) is Text and "https://" not in inlines[0].text:
         return inlines
     joined: list[Inline] = []
     for node in inlines:

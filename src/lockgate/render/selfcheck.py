@@ -22,7 +22,8 @@ from lockgate.render.visible import live_at
 _TAG: Final = re.compile(r"<[^>]*>")
 _BENIGN: Final = re.compile(
     r"</?(?:p|em|strong|del|s|code|pre|blockquote|ul|ol|li|table|thead|tbody|tr|th|td|h[1-6])>|<(?:br|hr)(?: /)?>|</a>"
-    r'|<ol start="[0-9]{1,10}"(?: class="contains-task-list")?>|<code class="language-[a-z0-9+#.-]{1,24}">|<pre lang="[a-z0-9+#.-]{1,24}">'
+    r'|<ol start="[0-9]{1,10}"(?: class="contains-task-list")?>'
+    r'|<code class="language-[a-z0-9+#.-]{1,24}">|<pre lang="[a-z0-9+#.-]{1,24}">'
     r'|<t[hd] (?:align="(?:left|right|center)"|style="text-align: ?(?:left|right|center);?")>'
     r'|<input (?:type="checkbox"|checked=""|disabled=""|class="[a-z -]{1,40}"| )+/?>'
     r'|<li class="task-list-item">|<[uo]l class="contains-task-list">'

@@ -6,57 +6,51 @@ Rule 2: a Link or an Image in a judged tree (`judge.py`) holds a URL that may li
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 
-@dataclass(slots=True)
-class Text:
+
+class Text(msgspec.Struct, gc=False):
     """Words."""
 
     text: str
 
 
-@dataclass(slots=True)
-class Code:
+class Code(msgspec.Struct, gc=False):
     """A code span."""
 
     text: str
 
 
-@dataclass(slots=True)
-class Math:
+class Math(msgspec.Struct, gc=False):
     """A formula, in TeX notation without its dollar signs."""
 
     text: str
     display: bool
 
 
-@dataclass(slots=True)
-class Break:
+class Break(msgspec.Struct, gc=False):
     """A line break; a soft one is where the source had a newline."""
 
     hard: bool
 
 
-@dataclass(slots=True)
-class Span:
+class Span(msgspec.Struct):
     """Emphasis of one kind."""
 
     kind: Literal["em", "strong", "del"]
-    inlines: list[Inline] = field(default_factory=list["Inline"])
+    inlines: list[Inline] = []
 
 
-@dataclass(slots=True)
-class Link:
+class Link(msgspec.Struct):
     """A link; `url` exactly as parsed."""
 
     url: str
-    inlines: list[Inline] = field(default_factory=list["Inline"])
+    inlines: list[Inline] = []
 
 
-@dataclass(slots=True)
-class Image:
+class Image(msgspec.Struct, gc=False):
     """An image; `url` exactly as parsed, `alt` as plain text."""
 
     url: str
@@ -66,63 +60,55 @@ class Image:
 Inline = Text | Code | Math | Break | Span | Link | Image
 
 
-@dataclass(slots=True)
-class Para:
+class Para(msgspec.Struct):
     """A paragraph; `tight` when a list item holds it without space around."""
 
-    inlines: list[Inline] = field(default_factory=list["Inline"])
+    inlines: list[Inline] = []
     tight: bool = False
 
 
-@dataclass(slots=True)
-class Heading:
+class Heading(msgspec.Struct):
     """A heading of level 1 to 6."""
 
     level: int
-    inlines: list[Inline] = field(default_factory=list["Inline"])
+    inlines: list[Inline] = []
 
 
-@dataclass(slots=True)
-class CodeBlock:
+class CodeBlock(msgspec.Struct, gc=False):
     """A code block; `info` as it was written."""
 
     text: str
     info: str = ""
 
 
-@dataclass(slots=True)
-class Quote:
+class Quote(msgspec.Struct):
     """A block quote."""
 
-    blocks: list[Block] = field(default_factory=list["Block"])
+    blocks: list[Block] = []
 
 
-@dataclass(slots=True)
-class Item:
+class Item(msgspec.Struct):
     """A list item; `checked` is None when it is no task."""
 
-    blocks: list[Block] = field(default_factory=list["Block"])
+    blocks: list[Block] = []
     checked: bool | None = None
 
 
-@dataclass(slots=True)
-class List:
+class List(msgspec.Struct):
     """A list; `start` is None when it is a bullet list."""
 
     start: int | None = None
-    items: list[Item] = field(default_factory=list[Item])
+    items: list[Item] = []
 
 
-@dataclass(slots=True)
-class Table:
+class Table(msgspec.Struct):
     """A table; the first row is its head, `align` one of "", "left", "center", "right" a column."""
 
-    align: list[str] = field(default_factory=list[str])
-    rows: list[list[list[Inline]]] = field(default_factory=list["list[list[Inline]]"])
+    align: list[str] = []
+    rows: list[list[list[Inline]]] = []
 
 
-@dataclass(slots=True)
-class Rule:
+class Rule(msgspec.Struct, gc=False):
     """A thematic break."""
 
 

@@ -3,6 +3,7 @@
 The strategies make each construct and nest them; the output is read by four renderers that are not the guard's own.
 """
 
+# ruff: noqa: E501 -- tables of payloads read better unbroken
 from __future__ import annotations
 
 import functools
@@ -65,32 +66,22 @@ URLS = st.sampled_from(
         "//attacker.example/a",
         "/\\attacker.example",
         "data:text/html,x",
-    ]
-    + [
         "javascript:alert(1)",
         "mailto:a@attacker.example",
         "smb://attacker.example/x",
         "file://attacker.example/a",
         "vscode://a/b",
-    ]
-    + [
         "https://wiki.partner.example@attacker.example/",
         "https://wiki.partner.example.attacker.example/",
         "HTTPS://ATTACKER.EXAMPLE",
-    ]
-    + [
         "https://wiki.partner.example/a?x=S",
         "https://wiki.partner.example/a#S",
         "https://img.partner.example/pub/../x",
         "www.attacker.com",
-    ]
-    + [
         "https://wiki.partner.example/good",
         "https://img.partner.example/pub/good.png",
         "a@attacker.com",
         "attacker.com/x",
-    ]
-    + [
         "https\\://attacker.com",
         "https&#58;//attacker.com",
         "www\\.attacker.com",

