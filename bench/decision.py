@@ -1,15 +1,16 @@
-"""Parse, duplicate-key check, validation and decision, against Cedar's decision alone.
+"""From the bytes of a request to the verdict, against Cedar's decision alone.
 
-The reference is cedarpy with policies and entities parsed beforehand and asked the same question: may this agent make
-this refund, given the order, the amount and the time. It gets typed values and parses no request; ours begins with the
-bytes from the channel.
+Both hold the same scope: a support agent with a dozen operations, bounds on their arguments, an end in time, and one
+tenant. Ours begins with the bytes from the channel: parse, duplicate keys, types, decision, what to charge. The
+reference is cedarpy with policies and entities parsed beforehand, asked as its documentation shows, with a context of
+Python values: it parses and validates no request. (Asked with names as tables instead of text, it is a quarter faster.)
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import cedarpy
@@ -18,30 +19,41 @@ import lockgate.policy as lg
 from common import emit, interleave, row
 from lockgate.contract.strictjson import decode_request
 
-COUNT = 400
-BATCH = 50
+COUNT = 300
+READS = ("get_order", "list_orders", "get_customer", "get_invoice", "search_articles", "get_shipment")
+WRITES = ("refund", "apply_credit", "add_note", "cancel_order", "change_address", "send_reply")
 BODY = b'{"id":12,"op":"refund","args":{"order_id":"ord_4417","amount":1500}}'
-POLICIES = """
-permit(principal == Agent::"support", action == Action::"refund", resource)
-when { resource.tenant == principal.tenant && ["ord_4417"].contains(context.order_id)
-       && context.amount > 0 && context.amount <= 5000 && context.now < 600 };
-permit(principal == Agent::"support", action == Action::"get_order", resource)
-when { resource.tenant == principal.tenant && context.now < 600 };
-forbid(principal, action, resource) when { context.now >= 600 };
-"""
-ENTITIES = """[
- {"uid": {"type": "Agent", "id": "support"}, "attrs": {"tenant": "t1"}, "parents": []},
- {"uid": {"type": "Order", "id": "ord_4417"}, "attrs": {"tenant": "t1"}, "parents": []}
-]"""
 
-ops = lg.Operations()
+SAME_TENANT = "resource.tenant == principal.tenant"
+POLICIES = "\n".join(
+    [
+        *(
+            f'permit(principal == Agent::"support", action == Action::"{name}", resource) when {{ {SAME_TENANT} && '
+            f'["ord_4417", "ord_4418"].contains(context.order_id) }};'
+            for name in READS
+        ),
+        *(
+            f'permit(principal == Agent::"support", action == Action::"{name}", resource) when {{ {SAME_TENANT} && '
+            f'["ord_4417"].contains(context.order_id) && context.amount > 0 && context.amount <= 5000 }};'
+            for name in WRITES
+        ),
+        "forbid(principal, action, resource) when { context.now >= 600 };",
+        f"forbid(principal, action, resource) unless {{ {SAME_TENANT} }};",
+    ]
+)
+ENTITIES = """[
+ {"uid": {"type": "Tenant", "id": "t1"}, "attrs": {}, "parents": []},
+ {"uid": {"type": "User", "id": "u1"}, "attrs": {"tenant": "t1"}, "parents": [{"type": "Tenant", "id": "t1"}]},
+ {"uid": {"type": "Agent", "id": "support"}, "attrs": {"tenant": "t1"}, "parents": [{"type": "User", "id": "u1"}]},
+ {"uid": {"type": "Order", "id": "ord_4417"}, "attrs": {"tenant": "t1"}, "parents": [{"type": "Tenant", "id": "t1"}]}
+]"""
 
 
 class OrderRef(lg.Args):
     order_id: Annotated[str, lg.Id("ord")]
 
 
-class RefundArgs(lg.Args):
+class OrderAmount(lg.Args):
     order_id: Annotated[str, lg.Id("ord")]
     amount: lg.Cents
 
@@ -50,77 +62,81 @@ class Done(lg.Result):
     ok: bool
 
 
-@ops.operation(effect="read", max_result=256)
-def get_order(call: lg.Call, args: OrderRef) -> Done:
-    return Done(ok=bool(call and args))
+def registry() -> lg.Operations:
+    """A dozen operations."""
+    ops = lg.Operations()
+    for name in READS:
 
+        def read(call: lg.Call, args: OrderRef) -> Done:
+            return Done(ok=bool(call and args))
 
-@ops.operation(effect="write", idempotency=("order_id", "amount"), max_result=256)
-def refund(call: lg.Call, args: RefundArgs) -> Done:
-    return Done(ok=bool(call and args))
+        read.__name__ = name
+        ops.operation(effect="read", max_result=256)(read)
+    for name in WRITES:
+
+        def write(call: lg.Call, args: OrderAmount) -> Done:
+            return Done(ok=bool(call and args))
+
+        write.__name__ = name
+        ops.operation(effect="write", idempotency=("order_id", "amount"), max_result=256)(write)
+    return ops.seal()
 
 
 def main() -> None:
     """Measure both in turns."""
+    reading = lg.where(order_id=lg.one_of("ord_4417", "ord_4418"))
+    writing = lg.where(
+        order_id=lg.one_of("ord_4417"),
+        amount=lg.at_most(50_00),
+        budget=lg.budget(calls=3, total={"amount": 100_00}),
+    )
     scope = lg.Scope(
         user="u1",
         agent="support",
         tenant="t1",
         expires=lg.minutes(10),
-        allow={
-            "get_order": {},
-            "refund": lg.where(
-                order_id=lg.one_of("ord_4417"),
-                amount=lg.at_most(50_00),
-                budget=lg.budget(calls=3, total={"amount": 100_00}),
-                approve=lg.when(amount=lg.more_than(20_00)),
-            ),
-        },
+        allow=dict.fromkeys(READS, reading) | dict.fromkeys(WRITES, writing),
     )
-    compiled = scope.compile(ops.seal(), 0.0)
+    compiled = scope.compile(registry(), 0.0)
     who = scope.principal("run-1")
     policies = cedarpy.PolicySet.from_str(POLICIES)
     entities = cedarpy.Entities.from_json_str(ENTITIES)
-    asked = {
-        "principal": {"type": "Agent", "id": "support"},
-        "action": {"type": "Action", "id": "refund"},
-        "resource": {"type": "Order", "id": "ord_4417"},
-        "context": {"order_id": "ord_4417", "amount": 1500, "now": 1},
-    }
 
-    def ours() -> lg.Verdict:
-        _, name, raw = decode_request(BODY)
+    def ours(body: bytes = BODY) -> lg.Verdict:
+        _, name, raw = decode_request(body)
         return lg.authorize(who, lg.request(compiled, name, raw, 1.0), compiled)
 
+    def asked(amount: int) -> dict[str, object]:
+        return {
+            "principal": 'Agent::"support"',
+            "action": 'Action::"refund"',
+            "resource": 'Order::"ord_4417"',
+            "context": {"order_id": "ord_4417", "amount": amount, "now": 1},
+        }
+
+    good = asked(1500)
+
     def theirs() -> cedarpy.AuthzResult:
-        return cedarpy.is_authorized(asked, policies, entities)
+        return cedarpy.is_authorized(good, policies, entities)
 
     if ours().effect != "allow" or not theirs().allowed:
-        raise SystemExit("the two do not agree on the call that is measured")
-    if cedarpy.is_authorized(
-        asked | {"context": {"order_id": "ord_4417", "amount": 9900, "now": 1}}, policies, entities
-    ).allowed:
-        raise SystemExit("the reference does not decide")
+        raise SystemExit("the two do not allow the call that is measured")
+    if (
+        ours(BODY.replace(b"1500", b"9900")).effect == "allow"
+        or cedarpy.is_authorized(asked(9900), policies, entities).allowed
+    ):
+        raise SystemExit("one of the two does not decide")
 
-    def timed(work: object, times: int) -> float:
+    def timed(work: Callable[[], object], times: int) -> float:
         began = time.perf_counter()
         for _ in range(times):
-            work()  # type: ignore[operator]
+            work()
         return (time.perf_counter() - began) / times
 
-    gc.collect()
     gc.disable()
-    mine, cedar = interleave(COUNT, lambda: timed(ours, BATCH), lambda: timed(theirs, 5))
-    gc.enable()
-    one = row(
-        "parse, check, authorize",
-        mine,
-        unit="s",
-        bar=1 / 20,
-        reference="cedarpy, parsed beforehand",
-        against=cedar,
-    )
-    emit(one | {"reference_median": statistics.median(cedar)})
+    mine, cedar = interleave(COUNT, lambda: timed(ours, 100), lambda: timed(theirs, 10))
+    reference = "cedarpy, policies and entities parsed beforehand"
+    emit(row("parse, check, validate, authorize", mine, unit="s", bar=1 / 20, reference=reference, against=cedar))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from lockgate.contract.run import Principal
+from lockgate.policy.checks import run_checks
 from lockgate.policy.compile import Check, CompiledScope, Condition, Rule
 from lockgate.policy.constraints import Constraint
 from lockgate.policy.registry import Operation
@@ -68,49 +69,63 @@ def authorize(who: Principal, call: CallRequest, scope: CompiledScope) -> Verdic
         rule = scope.rules.get(call.name)
         if rule is None or call.operation is not rule.operation:
             return scope.denied.get(call.name, NOT_AVAILABLE)
-        args = call.args
-        if type(args) is rule.args_type:
-            return _decide(rule, args)
-        if isinstance(args, BadArguments):
-            return Verdict("deny", f"{call.name}.arguments", args.path, args.detail, "bad_request")
-        return Verdict("deny", "internal", None, "arguments of another type", "unavailable")
+        args: Any = call.args
+        if type(args) is not rule.args_type:
+            if isinstance(args, BadArguments):
+                return Verdict("deny", f"{call.name}.arguments", args.path, args.detail, "bad_request")
+            return Verdict("deny", "internal", None, "arguments of another type", "unavailable")
+        if rule.denials and (verdict := _denied(rule, args)) is not None:
+            return verdict
+        for get, test, check in rule.ready:
+            try:
+                if test(get(args)):
+                    continue
+                why = check.explain(get(args))
+            except Exception as error:  # noqa: BLE001 - a constraint that raises denies
+                why = f"{check.name} cannot be compared: {type(error).__name__}"
+            return Verdict("deny", check.rule, check.path, why, "argument_not_allowed")
+        if rule.further and (verdict := _typed(rule, args) or _asked(rule, args)) is not None:
+            return verdict
+        if not rule.caps:
+            return rule.allowed
+        charges = rule.counts
+        for get, key, limit in rule.sums:
+            charges += (Charge(key, get(args), limit),)
+        return Verdict("allow", rule.name, None, "", None, Obligations(charges, False, rule.labels))
     except Exception as error:  # noqa: BLE001 - total: what cannot be decided is denied
         return Verdict("deny", "internal", None, f"authorize failed: {type(error).__name__}", "unavailable")
 
 
-def _decide(rule: Rule, args: Any) -> Verdict:
+def _denied(rule: Rule, args: Any) -> Verdict | None:
+    """Return the verdict of the first explicit denial that holds."""
     for condition in rule.denials:
         found = _holds(condition, args)
         if found is not None:
             why = _explain(found, args, "denied: ")
             return Verdict("deny", found.rule, found.path, why, "argument_not_allowed")
-    for get, test, check in rule.ready:
-        try:
-            if test(get(args)):
-                continue
-            why = check.explain(get(args))
-        except Exception as error:  # noqa: BLE001 - a constraint that raises denies
-            why = f"{check.name} cannot be compared: {type(error).__name__}"
-        return Verdict("deny", check.rule, check.path, why, "argument_not_allowed")
-    if rule.typed:
-        refused = rule.typed_failure(args)
-        if refused is not None:
-            bad, why = refused
-            dotted = bad.path[1:].replace("/", ".")
-            return Verdict("deny", f"{rule.name}.{dotted}.{bad.check.kind}", bad.path, why, "argument_not_allowed")
+    return None
+
+
+def _typed(rule: Rule, args: Any) -> Verdict | None:
+    """Return the verdict of the arguments' own types: where a URL may point (E6)."""
+    refused = run_checks(args, rule.typed)
+    if refused is None:
+        return None
+    bad, why = refused
+    dotted = bad.path[1:].replace("/", ".")
+    return Verdict("deny", f"{rule.name}.{dotted}.{bad.check.kind}", bad.path, why, "argument_not_allowed")
+
+
+def _asked(rule: Rule, args: Any) -> Verdict | None:
+    """Return the verdict of the first condition under which a person must agree."""
     for condition in rule.approve:
         found = _holds(condition, args) if condition.ready else ALWAYS
         if found is not None:
             sums = tuple(Charge(key, get(args), limit) for get, key, limit in rule.sums)
-            asked = Obligations(rule.counts + sums, approval=True, labels=rule.labels)
+            obligations = Obligations(rule.counts + sums, approval=True, labels=rule.labels)
             path, why = (found.path or None, _explain(found, args, "needs approval: "))
-            return Verdict("needs_approval", condition.rule, path, why, "approval_required", asked)
-    if not rule.caps:
-        return rule.allowed
-    charges = rule.counts
-    for get, key, limit in rule.sums:
-        charges += (Charge(key, get(args), limit),)
-    return Verdict("allow", rule.name, None, "", None, Obligations(charges, False, rule.labels))
+            return Verdict("needs_approval", condition.rule, path, why, "approval_required", obligations)
+    return None
 
 
 def _holds(condition: Condition, args: Any) -> Check | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, final, get_
 
 import msgspec
 
-from lockgate.policy.checks import FieldCheck, run_checks
+from lockgate.policy.checks import FieldCheck
 from lockgate.policy.comparisons import Test, plain, prepare
 from lockgate.policy.constraints import Budget, Conditions, Constraint, When, nearest, refuse
 from lockgate.policy.registry import Operation, Operations
@@ -85,6 +85,7 @@ class Rule:
         "checks",
         "counts",
         "denials",
+        "further",
         "labels",
         "name",
         "operation",
@@ -113,13 +114,10 @@ class Rule:
         self.counts = tuple(Charge(cap.key, 1, cap.limit) for cap in caps if cap.name is None)
         self.sums = tuple((attrgetter(cap.name), cap.key, cap.limit) for cap in caps if cap.name is not None)
         self.typed: tuple[FieldCheck, ...] = operation.authorize_checks
+        self.further = bool(self.typed or approve)  # whether anything is asked beside `checks`
         obligations = Obligations(labels=operation.labels) if operation.labels else NONE
         # A rule without budgets answers every allowed call with this one object.
         self.allowed = Verdict("allow", operation.name, obligations=obligations)
-
-    def typed_failure(self, args: Any) -> tuple[FieldCheck, str] | None:
-        """Return the first check of the arguments' own types that refuses (URL destinations, E6)."""
-        return run_checks(args, self.typed)
 
 
 @final
