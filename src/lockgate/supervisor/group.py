@@ -97,6 +97,15 @@ class Group:
         """Return how often a fork was refused because the group held its most tasks (pids.events)."""
         return self._counter(self._layout.pids, "pids.events", "max ")
 
+    def alone(self) -> bool:
+        """Whether the group holds one task: the slot's first process, with nothing left running beside it."""
+        if self._layout.pids is None:
+            return False
+        try:
+            return int(cgroups.read(f"{self._layout.pids}/{self._name}/pids.current")) <= 1
+        except (OSError, ValueError):
+            return False
+
     def _counter(self, base: str | None, file: str, key: str) -> int:
         if base is None:
             return 0

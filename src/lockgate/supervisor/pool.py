@@ -27,6 +27,7 @@ from lockgate.supervisor.starter import Starter
 import msgspec  # isort: skip
 
 GROW_SECONDS: Final = 15.0
+LINGER_SECONDS: Final = 0.002
 _QUIET: Final = 0.003  # seconds after a run started or ended in which no machine is made
 _LINES: Final = 8
 _SHELVES: Final = 8
@@ -66,6 +67,7 @@ class Pool:
         self._homes: set[Home] = set()
         self._growing = 0
         self._nursery: set[Slot] = set()
+        self._lingering: dict[Slot, loop.Timer] = {}
         self._timer: loop.Timer | None = None
         self._active = 0.0
         self._closing = False
@@ -109,8 +111,25 @@ class Pool:
         """Note that a run begins or ends: making machines keeps out of its way."""
         self._active = time.monotonic()
 
+    def finished(self, slot: Slot, *, by_rlimit: bool) -> None:
+        """Destroy a slot whose run gave its result, out of the way of those who now deal with that result.
+
+        Tearing down namespaces takes milliseconds of a core that broker and agent want. A slot whose only task has
+        said all it may say waits for that long; one that left anything running is killed at once (ADR 0016).
+        """
+        alone = slot.group.alone() if slot.group is not None else by_rlimit
+        if alone and not slot.dead and not self._closing:
+            self.graveyard.deafen(slot)
+            self._reactor.handler(slot.machine.pidfd, lambda _mask: self.done(slot, hard=False))
+            self._lingering[slot] = self._reactor.after(LINGER_SECONDS, partial(self.done, slot, hard=False))
+        else:
+            self.done(slot, hard=False)
+
     def done(self, slot: Slot, *, hard: bool) -> None:
         """Destroy a slot that was handed out."""
+        timer = self._lingering.pop(slot, None)
+        if timer is not None:
+            timer.cancel()
         slot.home.live -= 1
         self.graveyard.bury(slot, hard=hard)
         self._retire(slot.home)
@@ -137,7 +156,7 @@ class Pool:
             "warm": sum(len(shelf.warm) for shelf in shelves),
             "waiting": sum(len(shelf.waiters) for shelf in shelves),
             "growing": self._growing,
-            "dying": len(self.graveyard.dying),
+            "dying": len(self.graveyard.dying) + len(self._lingering),
             "reaped": self.graveyard.reaped,
             "made": self.made,
             "templates": len(self._homes),
@@ -436,6 +455,8 @@ class Pool:
             line.failed(error, final=True)
             for klass in list(line.shelves):
                 self._drop_shelf(line, klass)
+        for slot in list(self._lingering):
+            self.done(slot, hard=False)
         for slot in [slot for slot in self._nursery if slot not in slot.home.asked]:
             self._grown(slot)
             self.done(slot, hard=True)

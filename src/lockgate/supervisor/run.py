@@ -406,7 +406,10 @@ class Run:
         self._deck.over(self)
         if slot is not None:
             self._deck.pool.touch()
-            self._deck.pool.done(slot, hard=hard)
+            if hard:
+                self._deck.pool.done(slot, hard=True)
+            else:
+                self._deck.pool.finished(slot, by_rlimit=self._key.memory_by_rlimit)
 
 
 # `MachineFailed.step` of a machine whose control socket simply ended; every other failure is a broken protocol.

@@ -143,14 +143,9 @@ class Graveyard:
         """Kill a slot and see to its end; `hard` = something in it resists, so use cgroup.kill and lift its quota."""
         machine = slot.machine
         slot.buried = True
-        for fd in (machine.control.fileno(), machine.stdout, machine.stderr):
-            if fd >= 0:
-                self._reactor.remove(fd)
-        if slot.group is not None:
-            if slot.group.oom_fd >= 0:
-                self._reactor.remove(slot.group.oom_fd)
-            if hard and not slot.dead:
-                slot.group.kill()
+        self.deafen(slot)
+        if hard and slot.group is not None and not slot.dead:
+            slot.group.kill()
         killed = time.monotonic()
         machine.kill()
         self.dying.add(slot)
@@ -160,6 +155,15 @@ class Graveyard:
         timer = self._reactor.after(REAP_SECONDS, lambda: self._outlived(slot))
         self._reactor.remove(machine.pidfd)
         self._reactor.add(machine.pidfd, lambda _mask: self._gone(slot, killed, timer))
+
+    def deafen(self, slot: Slot) -> None:
+        """Listen to nothing more of a slot but its end; idempotent."""
+        machine = slot.machine
+        for fd in (machine.control.fileno(), machine.stdout, machine.stderr):
+            if fd >= 0:
+                self._reactor.remove(fd)
+        if slot.group is not None and slot.group.oom_fd >= 0:
+            self._reactor.remove(slot.group.oom_fd)
 
     def _outlived(self, slot: Slot) -> None:
         pid = slot.machine.host_pid
