@@ -3,7 +3,8 @@
 Both hold the same scope: a support agent with a dozen operations, bounds on their arguments, an end in time, and one
 tenant. Ours begins with the bytes from the channel: parse, duplicate keys, types, decision, what to charge. The
 reference is cedarpy with policies and entities parsed beforehand, asked as its documentation shows, with a context of
-Python values: it parses and validates no request. (Asked with names as tables instead of text, it is a quarter faster.)
+Python values: it parses and validates no request. (Asked with names as tables instead of text it is a third faster, and
+the ratio about 1/20.)
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Rule 3: every wait is bounded; a run that ends voids its requests and wakes whoe
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ import msgspec
 from lockgate.broker.runs import Origin, Run
 from lockgate.contract import wire
 from lockgate.contract.reasons import Reason
+from lockgate.policy import ApprovalKey, approval_key
 
 REQUEST_SECONDS: Final = 900.0
 MAX_OPEN: Final = 64
@@ -37,7 +37,7 @@ class Grant(msgspec.Struct, frozen=True):
 class _Request:
     __slots__ = ("answered", "approver", "expires", "granted", "id", "key", "run", "waiters")
 
-    def __init__(self, run: Run, key: tuple[str, str, str], expires: float) -> None:
+    def __init__(self, run: Run, key: ApprovalKey, expires: float) -> None:
         self.id = f"ask-{os.urandom(12).hex()}"
         self.run = run
         self.key = key
@@ -62,7 +62,7 @@ class Approvals:
         self._ask = ask
         self._wait = wait
         self._turn = threading.Condition()
-        self._requests: dict[tuple[str, str, str], _Request] = {}
+        self._requests: dict[ApprovalKey, _Request] = {}
         self._by_id: dict[str, _Request] = {}
 
     def obtain(
@@ -76,7 +76,7 @@ class Approvals:
             on_asked: writes the row of a new request (given its id) before anybody is asked.
 
         """
-        key = (run.id, operation, hashlib.sha256(canonical).hexdigest())
+        key = approval_key(run.id, operation, canonical)
         now = time.monotonic()
         with self._turn:
             self._expire(now)
@@ -109,7 +109,7 @@ class Approvals:
             request = self._by_id.get(request_id)
             if request is None or request.answered or request.run.over:
                 return None
-            return request.run, request.key[1]
+            return request.run, request.key.operation
 
     def decide(self, request_id: str, *, grant: bool, approver: str) -> bool:
         """Take a person's answer; False when the request is unknown, answered or too old."""

@@ -8,16 +8,16 @@ Rule 2: a grant is spent by the intent row of its call (UNIQUE there), so neithe
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from lockgate.policy.types import Args
 
-_encode: Final = msgspec.json.Encoder(order="deterministic").encode
+_encode: Final = msgspec.json.Encoder().encode
 
 
-class ApprovalKey(msgspec.Struct, frozen=True):
+class ApprovalKey(NamedTuple):
     """What one approval is good for. `args_sha256`: hexadecimal, of `canonical_args`."""
 
     run: str
@@ -26,11 +26,13 @@ class ApprovalKey(msgspec.Struct, frozen=True):
 
 
 def canonical_args(args: Args) -> bytes:
-    """Return the JSON of typed arguments: one byte string per value, whatever the caller's spelling was."""
+    """Return the JSON of typed arguments: one byte string per value, whatever the caller's spelling was.
+
+    Fields stand in their declared order, and no argument type has keys of its own (checks.py refuses dict and set).
+    """
     return _encode(args)
 
 
-def approval_key(run: str, operation: str, args: Args) -> ApprovalKey:
-    """Return what an approval of this exact call is bound to."""
-    digest = hashlib.sha256(b"lockgate/args/1\0" + operation.encode() + b"\0" + canonical_args(args)).hexdigest()
-    return ApprovalKey(run, operation, digest)
+def approval_key(run: str, operation: str, canonical: bytes) -> ApprovalKey:
+    """Return what an approval of this exact call is bound to; `canonical` is that of `canonical_args`."""
+    return ApprovalKey(run, operation, hashlib.sha256(canonical).hexdigest())
