@@ -398,3 +398,27 @@ def test_refusals_are_typed_errors_of_the_operator() -> None:
     for bad in (lambda: lg.Id("Ord"), lambda: lg.Int(5, 1), lambda: lg.Text(-1), lambda: lg.PathBeneath("../x")):
         with pytest.raises(RegistrationError):
             bad()
+
+
+def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
+    def op(call: lg.Call, args: Empty) -> Done:
+        return Done(ok=bool(call and args))
+
+    op.__annotations__["args"] = "OnlyForCheckers"
+    with pytest.raises(RegistrationError, match="OnlyForCheckers") as caught:
+        Operations().operation(effect="read", max_result=10)(op)
+    assert "TYPE_CHECKING" in caught.value.next_step
+
+
+def test_nesting_of_arguments_has_an_end() -> None:
+    kind: type[lg.Args] = Part
+    for _ in range(20):
+        kind = args_of(inner=kind)
+    with pytest.raises(RegistrationError, match="nested too deep"):
+        register(kind)
+
+
+def test_url_rules_are_read_when_they_are_declared() -> None:
+    for wrong in ("not a host", "https://*.example/", "https://user@example.com/"):
+        with pytest.raises(LockgateError):
+            lg.Url(wrong)
