@@ -29,6 +29,15 @@ test: dev ## every test, in parallel where that is safe
 	.venv/bin/pytest -n 2 -m "not serial"
 	.venv/bin/pytest -m serial
 
+attack: dev ## what can be reached in the sandbox, beside what the same probes reach without one
+	@$(PY) -m lockgate attack
+
+fuzz: dev ## ten minutes of coverage-guided fuzzing over every target
+	@$(PY) tests/fuzz/campaign.py --seconds 600
+
+soak: dev ## 20,000 mixed runs, broker and supervisor killed at random moments; then count what is left
+	@$(PY) tests/soak.py --runs 20000
+
 bench: dev ## the figures, as ratios in one run; writes bench/results.json
 	@$(PY) bench/run.py
 
@@ -38,4 +47,4 @@ docs: dev ## build the site into site/
 clean: ## remove what the other verbs made
 	rm -rf .venv .cache site .atlas .ruff_cache .hypothesis bench/results.json
 
-.PHONY: help setup dev demo check test bench docs clean
+.PHONY: help setup dev demo check test attack fuzz soak bench docs clean

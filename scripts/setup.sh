@@ -51,3 +51,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     fi
     echo "$want" > "$stamp"
 fi
+
+# The attack suite compares the sandbox with bubblewrap where there is one; everything else goes without.
+if [ "$mode" = dev ] && ! command -v bwrap >/dev/null; then
+    (apt_install bubblewrap) || echo "note: going on without bubblewrap: the attack suite will lack that control" >&2
+fi

@@ -78,13 +78,13 @@ def _none_of(program: bpf.Program, name: str, index: int, mask: int, refusal: in
     program.ret(bpf.ERRNO | refusal)
 
 
-def _routines(program: bpf.Program) -> None:
+def _routines(program: bpf.Program, every: int | None) -> None:
     """The decisions that need an argument; labels are the calls' names."""
-    _none_of(program, "clone", 0, NAMESPACE_FLAGS, errno.EPERM)
-    _one_of(program, "socketpair", 0, (AF_UNIX,), errno.EAFNOSUPPORT)  # asyncio's wake-up pair
-    _one_of(program, "ioctl", 1, IOCTLS, errno.ENOTTY)
-    _one_of(program, "fcntl", 1, FCNTLS, errno.EPERM)
-    _one_of(program, "prctl", 0, PRCTLS, errno.EPERM)
+    _none_of(program, "clone", 0, NAMESPACE_FLAGS, every or errno.EPERM)
+    _one_of(program, "socketpair", 0, (AF_UNIX,), every or errno.EAFNOSUPPORT)  # asyncio's wake-up pair
+    _one_of(program, "ioctl", 1, IOCTLS, every or errno.ENOTTY)
+    _one_of(program, "fcntl", 1, FCNTLS, every or errno.EPERM)
+    _one_of(program, "prctl", 0, PRCTLS, every or errno.EPERM)
     # W^X, whether or not the kernel has PR_SET_MDWE: no mapping is born writable and executable, none becomes
     # executable later. Package libraries are mapped executable from their file and never changed.
     program.label("mmap")
@@ -92,8 +92,8 @@ def _routines(program: bpf.Program) -> None:
     program.emit(bpf.ALU_AND, PROT_WRITE | PROT_EXEC)
     program.emit(bpf.JMP_JEQ, PROT_WRITE | PROT_EXEC, "mmap_refused", "allow")
     program.label("mmap_refused")
-    program.ret(bpf.ERRNO | errno.EACCES)
-    _none_of(program, "mprotect", 2, PROT_EXEC, errno.EACCES)
+    program.ret(bpf.ERRNO | (every or errno.EACCES))
+    _none_of(program, "mprotect", 2, PROT_EXEC, every or errno.EACCES)
     program.label("allow")
     program.ret(bpf.ALLOW)
 
@@ -101,27 +101,29 @@ def _routines(program: bpf.Program) -> None:
 BY_ARGUMENT: Final = ("clone", "socketpair", "ioctl", "fcntl", "prctl", "mmap", "mprotect")
 
 
-def segments(arch: Arch, refusal: int) -> list[tuple[int, int | str]]:
+def segments(arch: Arch, refusal: int, every: int | None = None) -> list[tuple[int, int | str]]:
     """Return the numbers 0 to NEWEST and above as (first number, action), neighbours of equal action joined."""
-    refuse = bpf.ERRNO | refusal
+    refuse = bpf.ERRNO | (every or refusal)
     actions: list[int | str] = [refuse] * (tables.NEWEST + 1)
     for name in ALLOWED & arch.calls.keys():  # an architecture lacks the calls it never had
         actions[arch.calls[name]] = bpf.ALLOW
     for name in BY_ARGUMENT:
         actions[arch.calls[name]] = name
     for name, code in FIXED.items():
-        actions[arch.calls[name]] = bpf.ERRNO | code
+        actions[arch.calls[name]] = bpf.ERRNO | (every or code)
     # A call newer than the table: libc falls back on ENOSYS only.
     actions.append(bpf.ERRNO | errno.ENOSYS)
     return [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
 
 
-def build(arch: Arch, *, refusal: int = errno.EPERM) -> bytes:
+def build(arch: Arch, *, refusal: int = errno.EPERM, every: int | None = None) -> bytes:
     """Return the slot's filter as an array of struct sock_filter.
 
     Args:
         arch: for which architecture; any other kills the process.
-        refusal: errno of a refused call. Tests give one that no handler gives, to tell the filter from other checks.
+        refusal: errno of a refused call whose errno nothing else decides.
+        every: errno of every refusal instead. The attack suite's control gives one that no handler gives: it tells the
+            filter from other checks.
 
     """
     program = bpf.Program()
@@ -135,6 +137,6 @@ def build(arch: Arch, *, refusal: int = errno.EPERM) -> bytes:
     program.label("kill")
     program.ret(bpf.KILL_PROCESS)
     program.label("search")
-    bpf.tree(program, segments(arch, refusal), "t")
-    _routines(program)
+    bpf.tree(program, segments(arch, refusal, every), "t")
+    _routines(program, every)
     return bpf.assemble(program)

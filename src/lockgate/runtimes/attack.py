@@ -1,39 +1,33 @@
 """The attack suite: which primitives can be reached from inside a rung, and what the same list reaches without one.
 
-Rule 1: a probe asks and never uses (guest/probes). What runs here as a control runs without privileges.
-Rule 2: a probe that no control can see reached is dead, and a dead probe proves nothing: it is reported.
+Rule 1: a probe asks and never uses (guest/probes).
+Rule 2: a probe that no control can see reached is dead, proves nothing and fails the suite, unless this host lacks the
+        primitive outside as well (`MAY_LACK`) or only a control that this user cannot have would see it.
 Rule 3: what a rung is allowed to leak is a short list with a reason and a document each; all else must be zero.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-from lockgate.contract.errors import HostFault
-from lockgate.runtimes.container.plan import guest_directory
+from lockgate.runtimes.controls import AS_ROOT, FATAL, Controls, Row, control_none, program, rows, run_controls
 
-Goal = Literal["Escape", "HostLeak", "Exfil", "Lateral", "HostDoS", "PeerDoS"]
-FILES: Final = ("prelude", "escape", "hostleak", "exfil", "lateral", "dos")
-NOBODY: Final = 65534
-DEADLINE: Final = 60.0  # seconds for one control
-
-
-class Row(msgspec.Struct, frozen=True):
-    """The answer of one probe."""
-
-    id: str
-    goal: Goal
-    reached: bool
-    detail: str
+__all__ = [
+    "ALLOWED",
+    "FATAL",
+    "MAY_LACK",
+    "Controls",
+    "Leak",
+    "Report",
+    "Row",
+    "control_none",
+    "judge",
+    "program",
+    "rows",
+]
+__all__ += ["run_controls"]
 
 
 class Leak(msgspec.Struct, frozen=True):
@@ -45,7 +39,17 @@ class Leak(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What the suite found in one rung: `reached` holds only what is not an allowed leak."""
+    """What the suite found in one rung.
+
+    Attributes:
+        rung: the rung. total: number of probes asked.
+        reached: rows that are reached and no allowed leak. allowed_leaks: those that are.
+        controls: primitives reached in each control.
+        dead: probes that no control saw reached: they prove nothing, and the suite fails.
+        absent: probes of primitives that this host lacks outside as well.
+        unproven: probes that only a control could show alive which this user cannot have.
+
+    """
 
     rung: str
     total: int
@@ -53,9 +57,26 @@ class Report(msgspec.Struct, frozen=True):
     allowed_leaks: tuple[Leak, ...]
     controls: dict[str, dict[str, int]]
     dead: tuple[str, ...]
+    absent: tuple[str, ...]
+    unproven: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was reached that should not be, and every probe could have seen it."""
+        return not self.reached and not self.dead
+
+    def data(self) -> dict[str, Any]:
+        """Return the document of `lockgate attack --json`."""
+        return {
+            "rung": self.rung,
+            "total": self.total,
+            "reached": [{"id": row.id, "goal": row.goal, "detail": row.detail} for row in self.reached],
+            "allowed_leaks": msgspec.to_builtins(self.allowed_leaks),
+            "controls": self.controls,
+        }
 
 
-_LIMITS = "docs/security/limits.md"
+_LIMITS: Final = "docs/security/limits.md#what-of-the-host-shows"
 ALLOWED: Final[dict[str, tuple[Leak, ...]]] = {
     "container": (
         Leak("uname-release", "the kernel is shared, and uname needs no privilege to say which", _LIMITS),
@@ -65,99 +86,71 @@ ALLOWED: Final[dict[str, tuple[Leak, ...]]] = {
     ),
 }
 
+# Primitives that a host may lack, with what its kernel says outside any sandbox when it does. Everything else must
+# be seen alive in a control.
+_NO_FILE: Final = "FileNotFoundError"
+_PROC: Final = (
+    "kallsyms keys key-users kcore sysrq-trigger modules sched_debug timer_list interrupts partitions fs-ext4"
+    " self-stack self-syscall self-net-arp self-net-unix self-net-dev sys-kernel-modprobe"
+)
+_SEEN: Final = (
+    "run-secrets var-run-dockersock run-systemd lib-modules etc-machine-id etc-hostname etc-resolvconf etc-hosts"
+    " etc-shadow root-ssh boot opt srv mnt media home var-log var-lib sys-kernel sys-devices sys-class-net"
+    " sys-fs-cgroup sys-kernel-uevent_helper sys-kernel-vmcoreinfo sys-fs-cgroup-cgroupprocs"
+    " sys-fs-cgroup-memory-release_agent"
+)
+_DEVICES: Final = (
+    "mem kmsg kvm fuse net-tun vda sda nvme0n1 port hpet ptmx pts shm mqueue tty console loop-control vhost-vsock"
+    " vhost-net userfaultfd"
+)
+_SYSFS: Final = (
+    "kernel-uevent_helper fs-cgroup-memory-release_agent fs-cgroup-cgroup.procs fs-cgroup-memory-tasks"
+    " kernel-mm-transparent_hugepage-enabled power-state"
+)
+MAY_LACK: Final[dict[str, str]] = {
+    **{f"{verb}-proc-{name}": _NO_FILE for verb in ("read", "write") for name in _PROC.split()},
+    **{f"see-{name}": _NO_FILE for name in _SEEN.split()},
+    **{f"{verb}{name}": _NO_FILE for verb in ("device-", "open-device-") for name in _DEVICES.split()},
+    **{f"write-sys-{name}": _NO_FILE for name in _SYSFS.split()},
+    "x32-getpid": "ENOSYS",  # the filter kills here, so its marker cannot show; a kernel without x32 has no such call
+}
 
-def program(only: Iterable[str] | None = None) -> str:
-    """Return the joined probes as one program whose last expression is the list of rows."""
-    folder = guest_directory() / "probes"
-    parts = [(folder / f"{name}.py").read_text() for name in FILES]
-    chosen = "None" if only is None else repr(sorted(only))
-    return "\n".join([*parts, f"run_all({chosen})"])
 
+def judge(rung: str, found: list[Row], controls: Controls) -> Report:
+    """Split what was reached into allowed leaks and the rest, and account for probes that no control saw reached.
 
-def rows(value: object) -> list[Row]:
-    """Type what a run returned (hostile until it fits).
-
-    Raises:
-        HostFault: the run did not return a list of rows.
+    Args:
+        rung: the rung. found: what its probes answered.
+        controls: what the controls answered; none at all means that nothing is said about dead probes.
 
     """
-    try:
-        return msgspec.convert(value, list[Row])
-    except msgspec.ValidationError:
-        raise HostFault(
-            "the attack program did not return its rows",
-            next_step="run `lockgate attack --json` again; if it repeats, the rung ends the program early",
-        ) from None
-
-
-def judge(rung: str, found: list[Row], controls: dict[str, list[Row]]) -> Report:
-    """Split what was reached into allowed leaks and the rest, and name probes that no control saw reached."""
     allowed = {leak.id: leak for leak in ALLOWED.get(rung, ())}
     hit = [row for row in found if row.reached]
-    live = {row.id for control in controls.values() for row in control if row.reached}
+    live = {row.id for control in controls.rows.values() for row in control if row.reached}
+    # As root where there is one, for whom a name is never hidden.
+    outside = {row.id: row.detail for name in ("none", "root") for row in controls.rows.get(name, ())}
+    # A device that a device cgroup keeps from root itself is not this host's to give.
+    rootless = {row.id for row in controls.rows.get("root", ()) if row.detail == "PermissionError"}
+    dead: list[str] = []
+    absent: list[str] = []
+    unproven: list[str] = []
+    for row in found if controls.rows else ():
+        if row.id in live:
+            continue
+        refused = row.id.startswith("open-device-") and row.id in rootless
+        if row.id in MAY_LACK and (refused or outside.get(row.id) == MAY_LACK[row.id]):
+            absent.append(row.id)
+        elif "root" in controls.missing and row.id.startswith(AS_ROOT):
+            unproven.append(row.id)
+        else:
+            dead.append(row.id)
     return Report(
         rung=rung,
         total=len(found),
         reached=tuple(row for row in hit if row.id not in allowed),
         allowed_leaks=tuple(allowed[row.id] for row in hit if row.id in allowed),
-        controls={name: {"reached": sum(row.reached for row in control)} for name, control in controls.items()},
-        dead=tuple(row.id for row in found if controls and row.id not in live),
+        controls={name: {"reached": sum(row.reached for row in control)} for name, control in controls.rows.items()},
+        dead=tuple(dead),
+        absent=tuple(absent),
+        unproven=tuple(unproven),
     )
-
-
-def control_none() -> list[Row]:
-    """Run the list without any sandbox, in a throwaway directory, as an unprivileged user."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = _script(folder)
-        return _run([_python(), "-I", "-S", script], folder, drop=True)
-
-
-def control_bwrap(*, as_root: bool) -> list[Row] | None:
-    """Run the list under plain bubblewrap; None when it is not installed or (not root) root was asked for."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None or (as_root and os.geteuid() != 0):
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        script = _script(folder)
-        argv = [bwrap, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        # As root the host's uid 0 stays mapped: capabilities are dropped so that no probe can act.
-        argv += ["--cap-drop", "ALL", "--bind", folder, folder, "--chdir", folder, _python(), "-I", "-S", script]
-        return _run(argv, folder, drop=not as_root)
-
-
-def _python() -> str:
-    """An interpreter that an unprivileged user can start."""
-    system = Path("/usr/bin/python3")
-    return str(system if system.exists() else Path(sys.executable).resolve())
-
-
-def _script(folder: str) -> str:
-    """Write the joined program to a file that prints its rows as JSON."""
-    Path(folder).chmod(0o777)  # a throwaway directory that another uid must use
-    path = Path(folder) / "attack.py"
-    body = program().rsplit("\n", 1)
-    path.write_text(f"{body[0]}\nprint(json.dumps({body[1]}))\n")
-    return str(path)
-
-
-def _run(argv: list[str], folder: str, *, drop: bool) -> list[Row]:
-    """Run a control with a deadline; unprivileged when `drop` and we are root."""
-    uid = NOBODY if drop and os.geteuid() == 0 else None
-    try:
-        done = subprocess.run(
-            argv,
-            cwd=folder,
-            env={"HOME": folder, "CONTROL_DECOY": "visible"},
-            user=uid,
-            group=uid,
-            extra_groups=[] if uid is not None else None,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Row])
-    except (OSError, subprocess.TimeoutExpired, IndexError, msgspec.DecodeError) as error:
-        raise HostFault(
-            f"the control could not be run ({type(error).__name__})", next_step="run it by hand: " + " ".join(argv[:3])
-        ) from None

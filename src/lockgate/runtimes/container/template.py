@@ -48,8 +48,9 @@ class Template:
 
     Args:
         settings: root, own_proc, preload, memory_by_rlimit; see launcher.py.
-        arguments: only tests give any: `--fail STEP` makes that step of every slot fail, `--open` leaves out S11 to
-            S16 and shows a full procfs, `--marker ERRNO` is the errno of the filter's refusals.
+        arguments: only tests and the attack suite's controls give any: `--fail STEP` makes that step of every slot
+            fail, `--open` leaves out S11 to S16 and shows a full procfs, `--marker ERRNO` is the errno of every refusal
+            of the filter.
 
     """
 
@@ -62,7 +63,7 @@ class Template:
         options = _options(arguments)
         self.fail: str = options.get("--fail", "")
         self.open = "--open" in options
-        self.marker = int(options.get("--marker", "1"))
+        self.marker = int(options["--marker"]) if "--marker" in options else None
         self.ctl = socket.socket(fileno=layout.FD_CTL)
         self.ctl.set_inheritable(False)
         os.set_inheritable(layout.FD_PROC, False)
@@ -73,7 +74,7 @@ class Template:
     def prepare(self) -> dict[str, Any]:
         """T8 and T9: preload, build the filter, seal the tree, check that nothing unexpected is here."""
         self.step = "filter"
-        self.filter = Filter(seccomp.build(ARCH, refusal=self.marker))
+        self.filter = Filter(seccomp.build(ARCH, every=self.marker))
         self.landlock = landlock.abi()
         if not self.landlock:
             raise OSError(95, "this kernel has no Landlock, or it is switched off")
