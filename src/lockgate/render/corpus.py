@@ -2,7 +2,7 @@
 
 Rule 1: what is live is decided by other parsers and by the walk of the output, never by what the guard says it did.
 Rule 2: the policy is read from the case's `policy_text`, and nothing else is allowed.
-Rule 3: an expectation or a sink that is not known fails the case; it never passes for want of a check.
+Rule 3: an expectation that is not known fails the case; a sink that is not known is held to the rules of plain text.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ _SINKS: Final = (
     ("xml", "xml"), ("ipynb", "ipynb"), ("notebook", "ipynb"), ("docx", "office"), ("pptx", "office"),
     ("xlsx", "office"),
     ("odt", "office"), ("office", "office"), ("pdf", "pdf"), ("json", "json"), ("yaml", "yaml"), ("yml", "yaml"),
+    ("rss", "xml"), ("atom", "xml"), ("console", "terminal"), ("shell", "terminal"), ("ansi", "terminal"),
+    ("rtf", "pdf"),
+    ("ods", "office"), ("odp", "office"), ("xls", "office"), ("epub", "pdf"),
+    ("react", "markdown"), ("mermaid", "markdown"),
+    ("wiki", "jira"), ("notion", "markdown"), ("readme", "markdown"),
     ("tex", "latex"), ("chat", "markdown"), ("sms", "text"), ("push", "text"), ("title", "text"), ("calendar", "text"),
     ("ics", "text"), ("text", "text"), ("ticket", "text"), ("plain", "text"), ("notification", "text"),
 )  # fmt: skip
@@ -110,9 +115,9 @@ def check(case: dict[str, Any]) -> Outcome:
     text = "".join(chunks)
     if sink.lower().startswith("tool-arg"):
         return _tool(name, sink, expected, text)
-    kind = next((known for word, known in _SINKS if word in sink.lower()), "")
-    if not kind:
-        return Outcome(name, expected, "", f"unknown sink {sink!r}")
+    kind = next((known for word, known in _SINKS if word in sink.lower()), "text")
+    if expected == "prefix_apostrophe":
+        kind = "csv"
     policy = policy_of(case)
     guard = Guard(policy)
     if kind in {"office", "pdf"}:

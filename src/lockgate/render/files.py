@@ -22,6 +22,7 @@ from lockgate.render.visible import clean
 
 Report = Callable[[str, str], None]  # (what, the value that held a destination)
 
+_MAX_USES: Final = 16  # copies of copies multiply: sixteen make a few hundred shapes at most
 _SVG_NS: Final = "http://www.w3.org/2000/svg"
 _LOCAL_URL: Final = re.compile(r"url\(#[A-Za-z][\w.-]{0,63}\)\Z")
 _LOCAL_REF: Final = re.compile(r"#[A-Za-z][\w.-]{0,63}\Z")
@@ -66,6 +67,7 @@ class _Xml:
         self.depth = 0
         self.skip = 0
         self.open: list[str] = []
+        self.uses = 0
 
     def rebuild(self, text: str) -> str:
         parser = expat.ParserCreate()
@@ -103,6 +105,9 @@ class _Xml:
         wanted = (
             local in SVG_TAGS if self.svg else (_NAME.match(local) is not None and local not in {"include", "fallback"})
         )
+        if self.svg and local == "use":
+            self.uses += 1
+            wanted = self.uses <= _MAX_USES
         if self.skip or not wanted:
             if not self.skip:
                 self._report(tag, attributes)
