@@ -6,11 +6,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 import zipfile
 
 import pytest
 
-from lockgate.contract.errors import ConfigError
+from lockgate.contract.errors import ConfigError, HostFault
 from lockgate.render import Guard, Provenance, RenderPolicy, headers
 from lockgate.render.visible import find_live
 
@@ -336,6 +338,22 @@ def test_the_self_check_alarm_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.denials[-1].severity == "critical"
     blind = guard(check_every=0).markdown("hello")
     assert not blind.fell_back
+
+
+def test_plain_sinks_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyromark", "selectolax.lexbor", "comrak", "nh3", "markdown_it_pyrs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    bare = guard()
+    assert bare.text("a https://attacker.example").text == "a https[:]//attacker[.]example"
+    assert bare.terminal("x").text + bare.log_line("y").text + bare.cell("=1").text == "xy'=1"
+    with pytest.raises(HostFault, match=r"lockgate\[render\]"):
+        bare.markdown("hello")
+
+
+def test_the_guard_itself_imports_nothing_that_reaches_out() -> None:
+    code = "import sys, lockgate.render; print(sorted({'socket', 'ssl', 'subprocess', 'asyncio', 'ctypes'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_policy_is_checked_when_it_is_loaded() -> None:

@@ -31,6 +31,7 @@ _BENIGN: Final = re.compile(
 _ANCHOR: Final = re.compile(rf'<a href="(?P<url>[^"]*)"(?: rel="{REL}")?>')
 _IMAGE: Final = re.compile(r'<img src="(?P<url>[^"]*)" alt="[^"]*"(?: referrerpolicy="no-referrer")?(?: /)?>')
 _QUIET: Final = re.compile(r"<pre[ >].*?</pre>|<code>.*?</code>|<a href=.*?</a>", re.DOTALL)
+_ADDRESS: Final = re.compile(r"[\w.+-]@\w")
 _TRIGGER: Final = re.compile(r"[:@.]")
 
 
@@ -56,7 +57,12 @@ def linkable(rendered: str) -> str | None:
     for match in _TRIGGER.finditer(text):
         # A delimiter that one renderer shows as it is makes no name of what stands before it.
         after = text[match.end() : match.end() + 1]
-        if after not in {"*", "~", "_"} and live_at(text, match.start()) in {"colon", "www", "at"}:
+        if after in {"*", "~", "_"}:
+            continue
+        kind = live_at(text, match.start())
+        if kind == "at" and not _ADDRESS.match(text, match.start() - 1):
+            continue
+        if kind in {"colon", "www", "at"}:
             return text[max(0, match.start() - 20) : match.start() + 20]
     return None
 
