@@ -123,7 +123,9 @@ def show(
     )
     live = page.evaluate("([text, cmark, html]) => window.show(text, cmark, html)", [markdown, cmark.stdout, html])
     page.wait_for_timeout(wait)
-    return [one for one in world.seen if one[1] != "/favicon.ico"], live
+    # Chromium calls its maker now and then; every host of a payload ends in one of these two.
+    ours = [one for one in world.seen if one[0].endswith((".example", "attacker.com")) and one[1] != "/favicon.ico"]
+    return ours, live
 
 
 HOSTILE = (
