@@ -1,7 +1,8 @@
 """One execution of code as the broker sees it: from `Attach` to `CodeClosed`.
 
 Rule 1: it is closed once, when its channel has ended *and* the supervisor said `Detach`, whichever comes second; a
-        call that is still in flight is waited for a few seconds and then told as "running": its rows follow.
+        call that is still in flight is waited for a few seconds and then told as "running": its rows follow. A channel
+        that waits for a request when `Detach` comes has ended by it: no request is taken after that (`enter`).
 Rule 2: its row is written before the agent is told.
 """
 
@@ -51,10 +52,21 @@ class Attachment:
         self._ended = threading.Event()
         self._detach: wire.Detach | None = None
         self._closed = False
+        self._inside = False  # whether the channel's thread has taken a request that is not answered yet
 
     def row(self, phase: Phase, operation: str | None = OPERATION, *, via: Via | None = "code", **more: object) -> Row:
         """A row about this execution."""
         return row(self.run, self.origin, phase, operation, via=via, **more)
+
+    def enter(self) -> bool:
+        """Take a request that has come; False when the run was detached before: it must not be looked at."""
+        with self._lock:
+            self._inside = self._detach is None
+            return self._inside
+
+    def leave(self) -> None:
+        """The request is answered; when the run was detached meanwhile, the next `enter` says so."""
+        self._inside = False
 
     def channel_ended(self) -> wire.Detach | None:
         """The channel takes no more calls and has none in flight; returns the `Detach` when this closes it."""
@@ -67,6 +79,8 @@ class Attachment:
         with self._lock:
             self._detach = message
             self.origin.over = True
+            if not self._inside:
+                self._ended.set()
             return self._ended.is_set() and self._close() is not None
 
     def give_up(self) -> wire.Detach | None:

@@ -87,7 +87,7 @@ class Channel:
         self._audit = audit
         self._kill = kill
         self._closed = closed
-        self._view = memoryview(bytearray(BUFFER_BYTES))
+        self._view = memoryview(b"")  # made by the serving thread: the supervisor waits for our constructor
         self._start = 0  # of what was received and not yet taken
         self._end = 0
         self._closing = threading.Lock()
@@ -108,10 +108,18 @@ class Channel:
     def _loop(self, late: tuple[int, Reply] | None) -> None:
         """Serve; `late` is an answer that another thread left behind when it got stuck."""
         try:
-            if late is not None:
+            attachment = self._attachment
+            if late is None:
+                self._view = memoryview(bytearray(BUFFER_BYTES))
+            else:
                 self._answer(*late)
+                attachment.leave()
             while True:
-                self._one(self._frame())
+                body = self._frame()
+                if not attachment.enter():
+                    break
+                self._one(body)
+                attachment.leave()
         except Abandoned:
             return  # the channel went on in another thread
         except _Ended:

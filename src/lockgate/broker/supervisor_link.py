@@ -114,10 +114,10 @@ class SupervisorLink:
         return True
 
     def _attach(self, message: wire.Attach, fds: list[int]) -> bool:
-        if len(fds) != 1 or not _is_stream(fds[0]):
+        sock = _stream(fds[0]) if len(fds) == 1 else None
+        if sock is None:
             _close(fds)
             return False
-        sock = socket.socket(fileno=fds[0])
         ticket = self._runs.redeem(message.ticket)
         if ticket is None:
             sock.close()
@@ -139,11 +139,11 @@ class SupervisorLink:
             return
         attachment, channel = found
         ended = attachment.detached(message)
+        if ended:  # the usual run: nobody is inside, so its end is told before its thread is woken to learn of it
+            self._detached(attachment, message)
         channel.shut()
         self._void()
-        if ended:
-            self._detached(attachment, message)
-        elif attachment.running:
+        if not ended and attachment.running:
             self._settle(attachment)
 
     def _send(self, message: wire.BrokerToSupervisor) -> None:
@@ -151,12 +151,16 @@ class SupervisorLink:
             self._sock.send(_encode(message))
 
 
-def _is_stream(fd: int) -> bool:
-    """Whether it is a unix stream socket: anything else could block or name what it must not."""
+def _stream(fd: int) -> socket.socket | None:
+    """Own `fd` as a unix stream socket; None when it is anything else, which could block or name what it must not."""
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-        return False
-    with socket.socket(fileno=os.dup(fd)) as sock:
-        return sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd)  # said, not asked for: checked below
+    domain = sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+    if domain == socket.AF_UNIX and sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM:
+        return sock
+    sock.detach()
+    return None
 
 
 def _close(fds: list[int]) -> None:
