@@ -5,7 +5,8 @@ Rule 1: it runs after the last hardening step, with nothing to protect: the code
 Rule 2: one run. After the result nothing is done any more; the supervisor ends the process.
 
 Wire on descriptor 4: "R" + JSON + newline goes out ("F" and the reason when the runner cannot work); then come 12
-bytes (b"RUN1", u32 length of the source, u32 cap of the value) and the source; then one frame goes out, u32 length and
+bytes (b"RUN2", u32 length of the source, u32 cap of the value), the source, and b"G" when it may run (until then it is
+compiled and nothing of it runs); then one frame goes out, u32 length and
 JSON {value, text, error, exit_code, truncated}.
 """
 
@@ -57,20 +58,32 @@ def fresh_main():
     return main
 
 
-def execute(source, namespace):
-    """Run `source`; return the value of its last expression, None if it does not end in one."""
+def translate(source):
+    """Return code objects for `source`: all but a last expression, and that expression; None where there is none."""
     text = source.decode("utf-8")
     lines = text.splitlines(True)
     linecache.cache[values.SOURCE_NAME] = (len(text), None, lines, values.SOURCE_NAME)
     tree = compile(text, values.SOURCE_NAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-    last = None
+    body = last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
+        last = compile(ast.Expression(tree.body.pop().value), values.SOURCE_NAME, "eval", dont_inherit=True)
     if tree.body:
-        exec(compile(tree, values.SOURCE_NAME, "exec", dont_inherit=True), namespace)
-    if last is None:
-        return None
-    return eval(compile(last, values.SOURCE_NAME, "eval", dont_inherit=True), namespace)  # noqa: S307 - the job
+        body = compile(tree, values.SOURCE_NAME, "exec", dont_inherit=True)
+    return body, last
+
+
+def execute(source, namespace, wait):
+    """Run `source`; return the value of its last expression, None if it does not end in one.
+
+    `wait` returns when the host says go: compiling overlaps with the broker's answer, running does not.
+    """
+    try:
+        body, last = translate(source)
+    finally:
+        wait()
+    if body is not None:
+        exec(body, namespace)
+    return None if last is None else eval(last, namespace)  # noqa: S307 - the job
 
 
 def exit_code(error):
@@ -99,7 +112,7 @@ def flush():
             stream.flush()
 
 
-def run(source, cap, namespace):
+def run(source, cap, namespace, wait):
     """Execute `source` and return the body of the result frame."""
     result = {"text": "", "error": None, "exit_code": 0}
     value = None
@@ -107,7 +120,7 @@ def run(source, cap, namespace):
     data = b"null"
     pid = os.getpid()
     try:
-        value = execute(source, namespace)
+        value = execute(source, namespace, wait)
         wait_for_threads()
     except (SystemExit, Ended) as error:
         result["exit_code"] = exit_code(error)
@@ -141,6 +154,12 @@ def read_exactly(count):
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
+
+
+def go():
+    """Wait for the host's word that the run may begin."""
+    if read_exactly(1) != b"G":
+        _exit(98)
 
 
 def write_all(data):
@@ -179,7 +198,7 @@ def rehearse(*codes):
     going to write, so that no caller waits for that.
     """
     for code in codes:
-        run(code, 4096, fresh_main().__dict__)
+        run(code, 4096, fresh_main().__dict__, int)
     linecache.cache.pop(values.SOURCE_NAME, None)
 
 
@@ -225,9 +244,9 @@ def serve(facts, since, cold):
     facts["stages_us"]["warmup"] = (time.perf_counter_ns() - since) // 1000
     write_all(b"R" + json.dumps(facts).encode() + b"\n")
     magic, length, cap = HEADER.unpack(read_exactly(HEADER.size))
-    if magic != b"RUN1":
+    if magic != b"RUN2":
         _exit(98)
-    body = run(read_exactly(length), cap, main.__dict__)
+    body = run(read_exactly(length), cap, main.__dict__, go)
     write_all(struct.pack(">I", len(body)) + body)
     while os.read(CONTROL, 4096):
         pass

@@ -129,6 +129,39 @@ def test_a_ticket_that_the_broker_refuses_runs_nothing(own_supervisor):
     assert bytes(client.code("1+1").value) == b"2"
 
 
+def test_nothing_of_the_code_runs_before_the_broker_knows_the_run(own_supervisor):
+    """C5, X10: the code is compiled meanwhile; its first line waits. The second half shows that the look can see."""
+    client = own_supervisor()
+    client.quiet(warm=1)
+    client.broker.silent = True
+    ident = client.start("import os\nos.write(3, b'ran')\n1")
+    wait_until(lambda: f"t{ident}" in client.broker.channels)
+    channel = client.broker.channels[f"t{ident}"]
+    channel.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        channel.recv(16)
+    client.broker.send(wire.Attached(ticket=f"t{ident}", ok=True))
+    assert channel.recv(16) == b"ran"
+    assert bytes(client.finish(ident).value) == b"1"
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [("def (:", "SyntaxError"), ("(" * 5000, "SyntaxError"), ("\\", "SyntaxError")]
+)
+def test_what_does_not_compile_is_a_result_however_late_the_broker_is(own_supervisor, code, name):
+    """X1: the fault is the code's, also when the machine was done before the broker answered."""
+    client = own_supervisor()
+    client.quiet(warm=1)
+    client.broker.silent = True
+    ident = client.start(code)
+    wait_until(lambda: f"t{ident}" in client.broker.channels)
+    time.sleep(0.2)
+    client.broker.send(wire.Attached(ticket=f"t{ident}", ok=True))
+    done = client.finish(ident)
+    assert done.error.name == name
+    assert done.exit_code == 1
+
+
 def test_the_same_ticket_twice_is_refused(supervisor):
     first = supervisor.start("import time\ntime.sleep(0.5)\n1")
     from lockgate.contract.run import RunSpec

@@ -89,11 +89,19 @@ class Machine(Protocol):
         ...
 
     def send_code(self, code: bytes, bounds: Bounds) -> bool:
-        """Send the code without blocking; False = not all went out, call `flush` when control is writable."""
+        """Stage the code and let it run, without blocking; False = call `flush` when control is writable."""
+        ...
+
+    def stage_code(self, code: bytes, bounds: Bounds) -> bool:
+        """Send the code as `send_code` does, but let nothing of it run before `go`. The machine is used by it."""
+        ...
+
+    def go(self) -> bool:
+        """Let staged code run; False = call `flush` when control is writable."""
         ...
 
     def flush(self) -> bool:
-        """Continue an unfinished `send_code`; True when all is out."""
+        """Continue an unfinished `send_code`, `stage_code` or `go`; True when all is out."""
         ...
 
     def kill(self) -> None:

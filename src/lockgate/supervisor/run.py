@@ -22,7 +22,7 @@ from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.contract.run import ErrorInfo, KilledBy, RunSpec, Usage
-from lockgate.runtimes.protocol import MachineFailed, MachineResult
+from lockgate.runtimes.protocol import MachineEvent, MachineFailed, MachineResult
 from lockgate.supervisor import loop
 from lockgate.supervisor.cgroups import Limits
 from lockgate.supervisor.line import Key
@@ -78,10 +78,12 @@ class Run:
         "_code",
         "_control",
         "_deck",
+        "_early",
         "_key",
         "_over",
         "_sent",
         "_spec",
+        "_staged",
         "_stderr",
         "_stdout",
         "_timer",
@@ -99,7 +101,9 @@ class Run:
         self._key = key
         self._bounds: Bounds = spec.bounds
         self._over = False
+        self._staged = False
         self._sent = 0.0
+        self._early: MachineEvent | None = None
         self._timer: loop.Timer | None = None
         self._watch: Watch | None = None
         self._stdout: Stream | None = None
@@ -133,6 +137,7 @@ class Run:
                     )
                 )
                 return
+        # A clock is armed before the code is sent: this one until the broker answers, the wall clock from then on.
         self._timer = reactor.after(ATTACH_SECONDS, self._attach_late)
         try:
             self._deck.attach(
@@ -149,6 +154,12 @@ class Run:
             )
         except LockgateError as err:
             self.refuse(err)
+            return
+        # The machine compiles while the broker redeems the ticket; nothing of the code runs before `go`.
+        self._staged = True
+        if not machine.stage_code(self._code, self._bounds):
+            reactor.mask(self._control, loop.IN | loop.OUT)
+        self._code = b""
 
     @staticmethod
     def _shared_kernel(slot: Slot) -> bool:
@@ -187,9 +198,11 @@ class Run:
         self._watch = Watch(reactor, slot, bounds, rss=self._key.memory_by_rlimit, on_limit=self._kill)
         self._sent = time.monotonic()
         self._timer = reactor.at(self._sent + bounds.wall, self._on_wall)
-        if not machine.send_code(self._code, bounds):
+        if not machine.go():
             reactor.mask(self._control, loop.IN | loop.OUT)
-        self._code = b""
+        early, self._early = self._early, None
+        if early is not None:
+            self._take(early)
 
     def _stream(self, name: str, fd: int, push: Callable[[str, bytes], None] | None) -> Stream:
         piece = None if push is None else partial(push, name)
@@ -229,13 +242,22 @@ class Run:
         if not mask & (loop.IN | loop.GONE):
             return
         for event in self.slot.machine.on_control():
-            if isinstance(event, MachineResult):
-                self._result(event)
-            elif isinstance(event, MachineFailed) and event.step in LEFT:
-                self._left()
+            if self._staged and not self._sent:
+                # The code ended its machine while it was compiled. Whose fault that is, is told once the broker knows
+                # the run; until then nobody listens to this end.
+                self._early = event
+                self._deck.reactor.remove(self._control)
             else:
-                self._broke()
+                self._take(event)
             return
+
+    def _take(self, event: MachineEvent) -> None:
+        if isinstance(event, MachineResult):
+            self._result(event)
+        elif isinstance(event, MachineFailed) and event.step in LEFT:
+            self._left()
+        else:
+            self._broke()
 
     def _broke(self) -> None:
         if self._sent:
@@ -249,7 +271,9 @@ class Run:
         self._deck.reactor.remove(self.slot.machine.pidfd)
         self.slot.dead = True
         self._on_control(loop.IN)  # a result may have come just before the end
-        if not self._over:
+        if self._staged and not self._sent:
+            self._early = self._early or MachineFailed("ended", 0, "it ended while its code was compiled")
+        elif not self._over:
             self._left()
 
     # ---- ends ----------------------------------------------------------------------------------------------------
@@ -342,7 +366,7 @@ class Run:
             return
         self._close(137, None, {})
         self._deck.send(wire.Refused(id=self.ident, fault=fault_of(error)))
-        self._bury(hard=bool(self._sent))
+        self._bury(hard=self._staged)
 
     def _end(self, outcome: Outcome, killed_by: KilledBy | None) -> None:
         if self._over:

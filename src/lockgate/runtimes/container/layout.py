@@ -31,7 +31,8 @@ STATUS_HARDENING_FAILED: Final = 99
 
 # Control, supervisor -> slot: one header, then the source. `value` caps the JSON of the value and its text, each.
 CODE_HEADER: Final = struct.Struct(">4sII")  # magic, bytes of source, bytes of value
-CODE_MAGIC: Final = b"RUN1"
+CODE_MAGIC: Final = b"RUN2"
+GO: Final = b"G"  # follows when the broker knows the run: until then the source is compiled, and nothing of it runs
 # Control, slot -> supervisor: before code "R" or "F" + JSON + newline; after it one frame, u32 + JSON.
 RESULT_HEADER: Final = struct.Struct(">I")
 READY: Final = b"R"

@@ -136,13 +136,23 @@ class ContainerMachine:
         return channel
 
     def send_code(self, code: bytes, bounds: Bounds) -> bool:
-        """Send the code without blocking; False = not all went out, call `flush` when control is writable."""
+        """Send the code and let it run, without blocking; False = call `flush` when control is writable."""
+        self.stage_code(code, bounds)
+        return self.go()
+
+    def stage_code(self, code: bytes, bounds: Bounds) -> bool:
+        """Send the code without blocking: it is compiled, and nothing of it runs before `go`."""
         if self._state != "ready":
             raise ValueError(f"code can be sent once, to a machine that is ready; this one is {self._state}")
         self._state = "running"
         self._caps = bounds
         header = layout.CODE_HEADER.pack(layout.CODE_MAGIC, len(code), bounds.value)
         self._outbox = memoryview(header + code)
+        return self.flush()
+
+    def go(self) -> bool:
+        """Let staged code run; as `send_code`."""
+        self._outbox = memoryview(bytes(self._outbox) + layout.GO)
         return self.flush()
 
     def flush(self) -> bool:
