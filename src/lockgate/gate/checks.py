@@ -42,7 +42,7 @@ def script(source: str | bytes, cap: int) -> str:
         size = len(raw)
     if size > cap:
         raise BadScript(
-            f"the code has {size} bytes{' or more' if isinstance(source, str) else ''}, and the cap is {cap}",
+            f"the code is over the cap of {cap} bytes",
             next_step="hand large data over through an operation, not through the code",
         )
     if (nul := text.find("\0")) >= 0:
