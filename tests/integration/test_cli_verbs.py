@@ -18,6 +18,10 @@ import pytest
 from gate_fixtures import gate_home
 from lockgate.audit import reader
 from lockgate.cli.app import guarded
+from lockgate.gate.sync import Gate
+from lockgate.runtimes.container import ContainerRuntime
+from lockgate.supervisor import doctor, engine
+from lockgate.supervisor.settings import Settings
 
 SCOPE = """
 user = "dana"
@@ -305,6 +309,18 @@ def test_doctor_reports_what_really_ran(lockgate: Verb, home: Path):
     }  # fmt: skip
     assert all(one["missing"] and one["fix"] for one in report["rungs"] if not one["available"])
     assert {"wall", "output", "network"} <= {one["name"] for one in report["bounds"] if one["holds"]}
+
+
+def test_doctor_exits_3_when_nothing_can_isolate(lockgate: Verb, home: Path, monkeypatch: pytest.MonkeyPatch):
+    """X2: the report is that of a host on which no sandbox can be hardened."""
+    monkeypatch.setattr(engine, "runtimes", lambda: {"container": ContainerRuntime(("--fail=landlock",))})
+    report = doctor.report(Settings(pool=1))
+    monkeypatch.setattr(Gate, "doctor", lambda _self: report)
+    done = lockgate("doctor", "--json")
+    assert done.returncode == 3
+    (container,) = [one for one in document(done)["rungs"] if one["rung"] == "container"]
+    assert "landlock" in container["missing"]
+    assert container["fix"]
 
 
 def test_help_and_completion_are_there(lockgate: Verb, home: Path):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lockgate.contract import wire
+from lockgate.runtimes.container import ContainerRuntime
+from lockgate.supervisor import doctor, engine
+from lockgate.supervisor.settings import Settings
 
 ROWS = {
     "userns", "landlock", "mdwe", "seccomp", "network", "proc cover", "environment", "wall", "memory", "whole-run OOM",
@@ -24,7 +29,37 @@ def test_every_bound_has_a_row_with_what_was_seen(supervisor):
     assert container["boundary"] == "shared kernel"
     assert not any(rung["available"] for rung in report["rungs"] if rung["rung"] != "container")
     assert report["memory_by"] == supervisor.ready.facts["memory_by"]
-    assert report["timings"]["acquire_to_result_ms"] > 0
+    timings = report["timings"]
+    assert 0 < timings["warm_ms"] < timings["cold_ms"]
+    assert timings["template_ms"] > 0
+
+
+def test_a_rung_is_available_once_the_attack_suite_reached_nothing_in_it(supervisor):
+    """X2: every probe ran inside the machine that the doctor booted; each missing rung says why and what to do."""
+    rungs = {rung["rung"]: rung for rung in supervisor.ask(wire.Doctor).data["rungs"]}
+    assert rungs["container"]["probes"] >= 150
+    assert rungs["container"]["reached"] == []
+    assert {name: rung["boundary"] for name, rung in rungs.items()} == {
+        "container": "shared kernel", "gvisor": "user-space kernel", "microvm": "hardware", "wasm": "wasm",
+    }  # fmt: skip
+    for name in ("gvisor", "microvm", "wasm"):
+        assert rungs[name]["missing"] == "not in this version"
+        assert rungs[name]["fix"]
+        assert rungs[name]["probes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [(("--open",), "primitives can be reached from inside"), (("--fail=seccomp",), "seccomp")],
+)
+def test_a_rung_that_leaks_or_does_not_harden_is_not_available(arguments, missing, monkeypatch):
+    """Negative control: a slot without its hardening boots and answers, and is not called available for that."""
+    monkeypatch.setattr(engine, "runtimes", lambda: {"container": ContainerRuntime(arguments)})
+    report = doctor.report(Settings(pool=1, memory="rlimit"))
+    row = next(rung for rung in report["rungs"] if rung["rung"] == "container")
+    assert not row["available"]
+    assert missing in row["missing"]
+    assert row["fix"]
 
 
 def test_the_doctor_leaves_nothing(supervisor):

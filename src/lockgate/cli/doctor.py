@@ -35,11 +35,27 @@ def _show(report: dict[str, Any]) -> None:
     rungs: list[dict[str, Any]] = report.get("rungs", [])
     table(
         "rungs",
-        ("rung", "runs here", "boundary", "missing", "fix"),
+        ("rung", "runs here", "boundary", "probes", "reached", "missing", "fix"),
         [
-            (one["rung"], yes(bool(one["available"])), one.get("boundary"), one.get("missing"), one.get("fix"))
+            (
+                one["rung"],
+                yes(bool(one["available"])),
+                one.get("boundary"),
+                one.get("probes") or "",
+                len(one.get("reached", ())) if one.get("probes") else "",
+                one.get("missing"),
+                one.get("fix"),
+            )
             for one in rungs
         ],
+    )
+    timings: dict[str, Any] = report.get("timings", {})
+    fields(
+        [
+            ("from nothing", _ms(timings.get("template_ms"), "to a template")),
+            ("cold", _ms(timings.get("cold_ms"), "from the request to the result of 1+1, sandbox made for it")),
+            ("warm", _ms(timings.get("warm_ms"), "the same with a sandbox that was ready")),
+        ]
     )
     bounds: list[dict[str, Any]] = report.get("bounds", [])
     table(
@@ -50,5 +66,10 @@ def _show(report: dict[str, Any]) -> None:
             for one in bounds
         ],
     )
+    note("each rung that runs here was booted and asked with every probe of `lockgate attack` first")
     if any(one.get("boundary") == "shared kernel" and one.get("available") for one in rungs):
         note("container shares the host's kernel: packaging for code you half trust, no wall against a kernel exploit")
+
+
+def _ms(value: float | None, what: str) -> str:
+    return "" if value is None else f"{value:g} ms {what}"

@@ -7,9 +7,9 @@ Rule 3: data goes in, data comes out; the command line renders it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any, Final, get_args
@@ -20,7 +20,9 @@ from lockgate.contract import wire
 from lockgate.contract.bounds import KiB, MiB
 from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.contract.run import Rung, RunSpec
-from lockgate.supervisor import cgroups
+from lockgate.runtimes import attack
+from lockgate.supervisor import cgroups, checkup
+from lockgate.supervisor.checkup import Probe, Row
 from lockgate.supervisor.engine import Engine
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.loop import Reactor
@@ -29,52 +31,8 @@ from lockgate.supervisor.settings import Settings
 
 _SECONDS: Final = 90.0
 _TIMED: Final = 9
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One bound or wall: whether it holds, by what, what was seen, and the fix if it does not."""
-
-    name: str
-    holds: bool
-    by: str
-    saw: str
-    fix: str = ""
-
-
-class Probe(msgspec.Struct, frozen=True):
-    """A run that attacks a bound; `judge` makes its rows."""
-
-    code: str
-    bounds: dict[str, float]
-    judge: Callable[[wire.Finished], list[Row]]
-
-
-_SPIN: Final = "while True: pass"
-_HOG_IN_CHILD: Final = (
-    "import os, time\nif os.fork() == 0:\n    x = []\n    while True: x.append(bytearray(1 << 20))\ntime.sleep(20)"
-)
-_HOG: Final = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-_FORKS: Final = (
-    "import os, time\nn = 1\ntry:\n    while n < 1000:\n        if os.fork() == 0:\n            time.sleep(20)\n"
-    "        n += 1\nexcept OSError: pass\nn"
-)
-_TWO_SPINS: Final = "import os\nos.fork()\nwhile True: pass"
-_DISK: Final = (
-    "import os\nn = 0\ntry:\n    with open('big', 'wb') as f:\n        while True: n += f.write(b'x' * 65536)\n"
-    "except OSError: pass\nos.truncate('big', 0)\nm = 0\ntry:\n    while m < 100000:\n"
-    "        open(f'f{m}', 'w').close(); m += 1\nexcept OSError: pass\n[n, m]"
-)
-_FLOOD: Final = "import os\nb = b'x' * 65536\nwhile True: os.write(1, b)"
-_INSIDE: Final = """
-import mmap, os, socket
-def refused(f):
-    try: f()
-    except (OSError, ValueError) as e: return e.errno if isinstance(e, OSError) else -1
-    return 0
-[refused(lambda: socket.socket()), refused(lambda: mmap.mmap(-1, 4096, prot=7)), len(os.listdir('/proc')),
- sorted(set(os.environ) - {'HOME', 'TMPDIR', 'LC_CTYPE'}), refused(lambda: open('/usr/x', 'w')),
- refused(lambda: os.pidfd_open(1) and os.setns(0, 0) if hasattr(os, 'setns') else os.chroot('/'))]
-"""
+_COLD: Final = 3
+_WARM_SECONDS: Final = 10.0
 
 
 class Doctor:
@@ -88,6 +46,9 @@ class Doctor:
     def __init__(self, engine: Engine, done: Callable[[dict[str, Any]], object]) -> None:
         self._engine = engine
         self._done = done
+        # What could exist here is booted, whatever rung the operator asked for.
+        asked = engine.settings.rung
+        self._chosen: Rung = asked if asked in engine.runtimes else "container"
         self._key: Key | None = None
         self._rows: list[Row] = []
         self._error: LockgateError | None = None
@@ -95,7 +56,10 @@ class Doctor:
         self._facts: dict[str, Any] = {}
         self._todo: list[Probe] = []
         self._begun = time.monotonic()
-        self._times: list[float] = []
+        self._warm: list[float] = []
+        self._cold: list[float] = []
+        self._since = 0.0
+        self._asked: list[attack.Row] | None = None
         self._number = 0
         base = engine.deck
         self._deck = Deck(
@@ -107,12 +71,12 @@ class Doctor:
         """Boot a machine, then run one probe after another."""
         settings = self._engine.settings
         try:
-            self._key = self._engine.key(settings.rung, settings.env)
+            self._key = self._engine.key(self._chosen, settings.env)
         except LockgateError as err:
             self._error = err
             try:
                 # What else holds is still worth knowing: boot it as if the fallback had been accepted.
-                self._key = self._engine.key(settings.rung, settings.env, accept_rlimit=True)
+                self._key = self._engine.key(self._chosen, settings.env, accept_rlimit=True)
             except LockgateError:
                 self._finish()
                 return
@@ -141,7 +105,15 @@ class Doctor:
         spec = RunSpec(ticket=f"doctor {self._number}", code=self._probe.code, bounds=bounds)
         run = Run(self._deck, -self._number, spec, self._probe.code.encode(), self._key)
         self._engine.runs[run.ident] = self._engine.tickets[spec.ticket] = run
-        self._engine.reactor.defer(lambda: run.begin(self._engine.settings.acquire))
+
+        def begin(_error: object = None) -> None:
+            self._since = time.monotonic()
+            run.begin(self._engine.settings.acquire)
+
+        if self._probe.warm:
+            self._engine.when_warm(self._key, 1, _WARM_SECONDS, begin)
+        else:
+            self._engine.reactor.defer(begin)
 
     def _received(self, message: wire.SupervisorToAgent) -> None:
         if isinstance(message, wire.Finished) and self._probe is not None:
@@ -162,40 +134,57 @@ class Doctor:
         counter = (
             "cpuacct.usage" if layout.cpuacct else "cpu.stat" if layout.unified else "the tasks of its process tree"
         )
-        timed = [Probe("1+1", {}, self._time) for _ in range(_TIMED)]
+        timed = [Probe("1+1", {}, lambda _: self._time(self._warm), warm=True) for _ in range(_TIMED)]
+        # A class of bounds that nobody asked for yet has no warm machine.
+        files = min(1000, self._engine.settings.bounds.inodes - _COLD)
+        timed += [Probe("1+1", {"inodes": files + n}, lambda _: self._time(self._cold)) for n in range(_COLD)]
         memory = (
-            Probe(_HOG, {"memory": 128 * MiB, "wall": 10}, self._judge_rlimit)
+            Probe(checkup.HOG, {"memory": 128 * MiB, "wall": 10}, self._judge_rlimit)
             if self._by_rlimit
-            else Probe(_HOG_IN_CHILD, {"memory": 96 * MiB, "wall": 10}, self._judge_memory)
+            else Probe(checkup.HOG_IN_CHILD, {"memory": 96 * MiB, "wall": 10}, self._judge_memory)
         )
         forks: list[Probe] = []
         if not self._by_rlimit:
             forks = [
-                Probe(_FORKS, {"processes": 16, "wall": 10}, lambda f: self._judge_forks(f, group)),
-                Probe(_TWO_SPINS, {"cpu": 0.3, "wall": 10}, lambda f: [_kill_row("cpu seconds", "cpu", counter, f)]),
+                Probe(checkup.FORKS, {"processes": 16, "wall": 10}, lambda f: self._judge_forks(f, group)),
+                Probe(
+                    checkup.TWO_SPINS,
+                    {"cpu": 0.3, "wall": 10},
+                    lambda f: [checkup.kill_row("cpu seconds", "cpu", counter, f)],
+                ),
             ]
         else:
             forks = [
-                Probe(_FORKS, {"wall": 10}, lambda f: self._judge_forks(f, "RLIMIT_NPROC")),
-                Probe(_SPIN, {"cpu": 0.3, "wall": 10}, lambda f: [_kill_row("cpu seconds", "cpu", counter, f)]),
+                Probe(checkup.FORKS, {"wall": 10}, lambda f: self._judge_forks(f, "RLIMIT_NPROC")),
+                Probe(
+                    checkup.SPIN,
+                    {"cpu": 0.3, "wall": 10},
+                    lambda f: [checkup.kill_row("cpu seconds", "cpu", counter, f)],
+                ),
             ]
         return [
             *timed,
-            Probe(_INSIDE, {}, self._judge_inside),
-            Probe(_SPIN, {"wall": 0.3}, lambda f: [_kill_row("wall", "wall", "supervisor's timer", f)]),
+            Probe(checkup.INSIDE, {}, self._judge_inside),
+            Probe(attack.program(), {}, self._judge_attack),
+            Probe(checkup.SPIN, {"wall": 0.3}, lambda f: [checkup.kill_row("wall", "wall", "supervisor's timer", f)]),
             memory,
             *forks,
-            Probe(_SPIN, {"cpu_share": 0.25, "wall": 0.8}, lambda f: [self._judge_share(f, share)]),
-            Probe(_DISK, {"wall": 20}, self._judge_disk),
+            Probe(checkup.SPIN, {"cpu_share": 0.25, "wall": 0.8}, lambda f: [self._judge_share(f, share)]),
+            Probe(checkup.DISK, {"wall": 20}, self._judge_disk),
             Probe(
-                _FLOOD,
+                checkup.FLOOD,
                 {"output_kill": 1 * MiB, "output": 4 * KiB, "wall": 10},
-                lambda f: [_kill_row("output", "output", "supervisor's drain", f)],
+                lambda f: [checkup.kill_row("output", "output", "supervisor's drain", f)],
             ),
         ]
 
-    def _time(self, finished: wire.Finished) -> list[Row]:
-        self._times.append(finished.usage.wall)
+    def _time(self, times: list[float]) -> list[Row]:
+        times.append(time.monotonic() - self._since)
+        return []
+
+    def _judge_attack(self, finished: wire.Finished) -> list[Row]:
+        with contextlib.suppress(HostFault):
+            self._asked = attack.rows(checkup.value(finished))
         return []
 
     def _judge_inside(self, finished: wire.Finished) -> list[Row]:
@@ -208,7 +197,7 @@ class Doctor:
         rows = [
             ("userns", facts.get("userns") in {"root", "rootless"}, f"{facts.get('userns')} id map", "fresh per run"),
             ("landlock", bool(facts.get("landlock")), f"ABI {facts.get('landlock')}", f"write to /usr: errno {write}"),
-            ("mdwe", exec_gain != 0, _mdwe(facts), f"writable and executable mapping: errno {exec_gain}"),
+            ("mdwe", exec_gain != 0, checkup.mdwe(facts), f"writable and executable mapping: errno {exec_gain}"),
             ("seccomp", namespace != 0, f"{facts.get('filter')} instructions", f"setns or chroot: errno {namespace}"),
             ("network", network != 0, "seccomp and an empty net namespace", f"socket(): errno {network}"),
             ("proc cover", proc == 0, "no procfs in the tree", f"{proc} entries in /proc"),
@@ -224,7 +213,7 @@ class Doctor:
         by = layout.memory_by
         whole = "OOM eventfd, then a kill of the run" if layout.version == 1 else "memory.oom.group"
         held = finished.killed_by == "memory"
-        saw = f"a child's hog ended the run after {finished.usage.wall:.2f} s" if held else _saw(finished)
+        saw = f"a child's hog ended the run after {finished.usage.wall:.2f} s" if held else checkup.saw(finished)
         return [
             Row(name="memory", holds=held, by=by, saw=saw),
             Row(name="whole-run OOM", holds=held, by=whole, saw=saw),
@@ -237,13 +226,13 @@ class Doctor:
         held = finished.killed_by == "memory" or (finished.error is not None and finished.error.name == "MemoryError")
         by = "rlimit (address space of the one process)"
         return [
-            Row(name="memory", holds=held and self._error is None, by=by, saw=_saw(finished), fix=why),
+            Row(name="memory", holds=held and self._error is None, by=by, saw=checkup.saw(finished), fix=why),
             Row(name="whole-run OOM", holds=False, by="none", saw="an exception inside instead of a kill", fix=why),
             Row(name="swap", holds=False, by="none", saw="not probed", fix=why),
         ]
 
     def _judge_forks(self, finished: wire.Finished, by: str) -> list[Row]:
-        value = _value(finished)
+        value = checkup.value(finished)
         most = 1 if self._by_rlimit else 16
         held = isinstance(value, int) and 0 < value <= most
         return [
@@ -263,7 +252,7 @@ class Doctor:
         )
 
     def _judge_disk(self, finished: wire.Finished) -> list[Row]:
-        value = _value(finished)
+        value = checkup.value(finished)
         most = self._engine.settings.bounds
         try:
             size, files = msgspec.convert(value, tuple[int, int])
@@ -280,7 +269,7 @@ class Doctor:
     def _report(self) -> dict[str, Any]:
         engine = self._engine
         layout = engine.layout
-        booted = bool(self._times)
+        booted = bool(self._warm)
         rows = list(self._rows)
         if booted:
             kill = "cgroup.kill" not in " ".join(layout.missing) and "kill" not in layout.missing and layout.unified
@@ -293,22 +282,6 @@ class Doctor:
                     fix="" if kill else f"{layout.missing.get('kill', 'no cgroup v2')}: {cgroups.FIX}",
                 )
             )
-        settings = engine.settings
-        rungs: list[dict[str, Any]] = []
-        for rung in get_args(Rung):
-            runtime = engine.runtimes.get(rung)
-            row: dict[str, Any] = {"rung": rung, "available": False, "boundary": None, "missing": "", "fix": ""}
-            if runtime is None:
-                row["missing"], row["fix"] = (
-                    "this version does not have it",
-                    "use the container rung, knowing its kernel",
-                )
-            else:
-                row["boundary"] = runtime.boundary
-                row["available"] = booted and rung == settings.rung and self._error is None
-                if self._error is not None:
-                    row["missing"], row["fix"] = self._error.message, self._error.next_step
-            rungs.append(row)
         stages = self._facts.get("stages_us")
         return {
             "host": {
@@ -318,41 +291,50 @@ class Doctor:
                 "uid": os.getuid(),
                 "cpus": os.cpu_count(),
             },
-            "rungs": rungs,
+            "rungs": [self._rung(rung, booted=booted) for rung in get_args(Rung)],
             "bounds": msgspec.to_builtins(rows),
             "memory_by": "rlimit" if self._by_rlimit and self._error is None else layout.memory_by,
             "missing": layout.missing,
             "timings": {
-                "acquire_to_result_ms": round(statistics.median(self._times) * 1000, 3) if booted else None,
+                "warm_ms": checkup.median_ms(self._warm),
+                "cold_ms": checkup.median_ms(self._cold),
+                "template_ms": round(engine.pool.template_seconds * 1000, 3) if booted else None,
                 "refill_ms": round(engine.pool.refill_seconds * 1000, 3) if booted else None,
                 "slowest_reap_ms": round(engine.pool.graveyard.slowest * 1000, 3) if booted else None,
                 "stages_us": stages,
             },
         }
 
-
-def _mdwe(facts: dict[str, Any]) -> str:
-    return "PR_SET_MDWE" if facts.get("mdwe") else "seccomp (no PR_SET_MDWE on this kernel)"
-
-
-def _value(finished: wire.Finished) -> Any:
-    try:
-        return msgspec.json.decode(finished.value)
-    except msgspec.DecodeError:
-        return None
-
-
-def _saw(finished: wire.Finished) -> str:
-    if finished.killed_by is not None:
-        return f"killed by {finished.killed_by} after {finished.usage.wall:.2f} s"
-    if finished.error is not None:
-        return f"{finished.error.name} inside after {finished.usage.wall:.2f} s"
-    return f"it ended by itself after {finished.usage.wall:.2f} s"
-
-
-def _kill_row(name: str, killed_by: str, by: str, finished: wire.Finished) -> Row:
-    held = finished.killed_by == killed_by
-    return Row(name=name, holds=held, by=by, saw=_saw(finished), fix="" if held else "report this: it holds everywhere")
+    def _rung(self, rung: Rung, *, booted: bool) -> dict[str, Any]:
+        """Return the row of a rung: available only after the attack suite ran inside it and reached nothing."""
+        runtime = self._engine.runtimes.get(rung)
+        row: dict[str, Any] = {
+            "rung": rung,
+            "available": False,
+            "boundary": checkup.BOUNDARIES[rung],
+            "missing": "",
+            "fix": "",
+        }
+        row |= {"probes": 0, "reached": []}
+        if runtime is None:
+            row["missing"], row["fix"] = "not in this version", "use the container rung, knowing its kernel"
+        elif rung != self._chosen:
+            row["missing"], row["fix"] = "not asked", f'set [execution] rung = "{rung}"'
+        elif self._error is not None:
+            row["missing"], row["fix"] = self._error.message, self._error.next_step
+        elif not booted:
+            row["missing"], row["fix"] = "a sandbox that answers in time", "look at the load of this machine; try again"
+        elif self._asked is None:
+            row["missing"] = "an end of the attack suite inside it"
+            row["fix"] = "raise wall, code and value in [execution.bounds], then see: lockgate attack"
+        if runtime is not None and rung == self._chosen and self._asked is not None:
+            found = attack.judge(rung, self._asked, attack.Controls(rows={}, missing={}))
+            row["probes"], row["reached"] = found.total, [one.id for one in found.reached]
+            if found.reached and not row["missing"]:
+                row["missing"] = f"a wall: {len(found.reached)} primitives can be reached from inside"
+                row["fix"] = "run `lockgate attack`; run no hostile code here until it is clean"
+        row["available"] = not row["missing"]
+        return row
 
 
 def _no_detach(_message: wire.Detach) -> None:

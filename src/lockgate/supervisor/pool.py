@@ -75,6 +75,7 @@ class Pool:
         self.graveyard = Graveyard(reactor, keeper, self.stop, self._kick)
         self.made = 0
         self.refill_seconds = 0.0
+        self.template_seconds = 0.0
 
     # ---- for runs ------------------------------------------------------------------------------------------------
     def acquire(
@@ -250,10 +251,11 @@ class Pool:
         if line.starting:
             return
         line.starting = True
-        self._starter.submit(partial(self._start_template, line.key), partial(self._started, line))
+        self._starter.submit(partial(self._start_template, line.key), partial(self._started, line, time.monotonic()))
 
-    def _started(self, line: Line, template: Template | None, error: LockgateError | None) -> None:
+    def _started(self, line: Line, since: float, template: Template | None, error: LockgateError | None) -> None:
         line.starting = False
+        self.template_seconds = time.monotonic() - since
         if template is None:
             line.failed(error or HostFault("a template did not start", next_step="run `lockgate doctor`"), final=True)
             self._kick()

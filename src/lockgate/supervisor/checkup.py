@@ -1,0 +1,99 @@
+"""What the doctor runs in a machine, and the rows that come of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from lockgate.contract import wire
+from lockgate.contract.run import Rung
+from lockgate.runtimes.protocol import Boundary
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One bound or wall: whether it holds, by what, what was seen, and the fix if it does not."""
+
+    name: str
+    holds: bool
+    by: str
+    saw: str
+    fix: str = ""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A run that attacks a bound; `judge` makes its rows. `warm`: begin once a machine is warm."""
+
+    code: str
+    bounds: dict[str, float]
+    judge: Callable[[wire.Finished], list[Row]]
+    warm: bool = False
+
+
+SPIN: Final = "while True: pass"
+HOG_IN_CHILD: Final = (
+    "import os, time\nif os.fork() == 0:\n    x = []\n    while True: x.append(bytearray(1 << 20))\ntime.sleep(20)"
+)
+HOG: Final = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+FORKS: Final = (
+    "import os, time\nn = 1\ntry:\n    while n < 1000:\n        if os.fork() == 0:\n            time.sleep(20)\n"
+    "        n += 1\nexcept OSError: pass\nn"
+)
+TWO_SPINS: Final = "import os\nos.fork()\nwhile True: pass"
+DISK: Final = (
+    "import os\nn = 0\ntry:\n    with open('big', 'wb') as f:\n        while True: n += f.write(b'x' * 65536)\n"
+    "except OSError: pass\nos.truncate('big', 0)\nm = 0\ntry:\n    while m < 100000:\n"
+    "        open(f'f{m}', 'w').close(); m += 1\nexcept OSError: pass\n[n, m]"
+)
+FLOOD: Final = "import os\nb = b'x' * 65536\nwhile True: os.write(1, b)"
+INSIDE: Final = """
+import mmap, os, socket
+def refused(f):
+    try: f()
+    except (OSError, ValueError) as e: return e.errno if isinstance(e, OSError) else -1
+    return 0
+[refused(lambda: socket.socket()), refused(lambda: mmap.mmap(-1, 4096, prot=7)), len(os.listdir('/proc')),
+ sorted(set(os.environ) - {'HOME', 'TMPDIR', 'LC_CTYPE'}), refused(lambda: open('/usr/x', 'w')),
+ refused(lambda: os.pidfd_open(1) and os.setns(0, 0) if hasattr(os, 'setns') else os.chroot('/'))]
+"""
+BOUNDARIES: Final[dict[Rung, Boundary]] = {
+    "container": "shared kernel",
+    "gvisor": "user-space kernel",
+    "microvm": "hardware",
+    "wasm": "wasm",
+}
+
+
+def median_ms(times: list[float]) -> float | None:
+    """Return the median of seconds in milliseconds; None of none."""
+    return round(statistics.median(times) * 1000, 3) if times else None
+
+
+def mdwe(facts: dict[str, Any]) -> str:
+    """Return what keeps mappings from becoming executable."""
+    return "PR_SET_MDWE" if facts.get("mdwe") else "seccomp (no PR_SET_MDWE on this kernel)"
+
+
+def value(finished: wire.Finished) -> Any:
+    """Return a run's value, None when it is no JSON."""
+    try:
+        return msgspec.json.decode(finished.value)
+    except msgspec.DecodeError:
+        return None
+
+
+def saw(finished: wire.Finished) -> str:
+    """Return how a run ended, in words."""
+    if finished.killed_by is not None:
+        return f"killed by {finished.killed_by} after {finished.usage.wall:.2f} s"
+    if finished.error is not None:
+        return f"{finished.error.name} inside after {finished.usage.wall:.2f} s"
+    return f"it ended by itself after {finished.usage.wall:.2f} s"
+
+
+def kill_row(name: str, killed_by: str, by: str, finished: wire.Finished) -> Row:
+    """Return the row of a bound that kills: `killed_by` is the reason that must have been given."""
+    held = finished.killed_by == killed_by
+    return Row(name=name, holds=held, by=by, saw=saw(finished), fix="" if held else "report this: it holds everywhere")
