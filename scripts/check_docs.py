@@ -246,6 +246,7 @@ def config_table() -> str:
         ("[execution]", config.Execution),
         ("[secrets.NAME]", config.Secret),
         ("[backends.NAME]", config.Backend),
+        ("[render]", config.Render),
     ):
         text = " ".join((inspect.getdoc(kind) or "").split())
         for field in kind.__struct_fields__:
@@ -253,7 +254,9 @@ def config_table() -> str:
                 continue
             found = re.search(rf"\b{field}`?: (.+?)(?=(?: `?\w+`?: )|$)", text)
             default = getattr(kind(**({"ref": ""} if kind is config.Secret else {})), field)
-            shown = "" if default in (None, "") else f"`{default}`".replace("True", "true").replace("False", "false")
+            shown = (
+                "" if default in (None, "", ()) else f"`{default}`".replace("True", "true").replace("False", "false")
+            )
             parts.append(f"{name}\0{field}\0{shown}\0{found[1].strip().rstrip('.') if found else ''}")
     rows = [[f"`{a}`", f"`{b}`", c, d] for a, b, c, d in (part.split("\0") for part in parts)]
     return table(["table", "key", "default", "meaning"], rows)

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from lockgate.policy import Operations as Operations
     from lockgate.policy import PathBeneath as PathBeneath
     from lockgate.policy import Result as Result
+    from lockgate.policy import SafeUrl as SafeUrl
     from lockgate.policy import Scope as Scope
     from lockgate.policy import Text as Text
     from lockgate.policy import Url as Url
@@ -114,6 +115,7 @@ _HOME: Final[dict[str, str]] = {
     "Operations": "lockgate.policy",
     "PathBeneath": "lockgate.policy",
     "Result": "lockgate.policy",
+    "SafeUrl": "lockgate.policy",
     "Scope": "lockgate.policy",
     "Text": "lockgate.policy",
     "Url": "lockgate.policy",

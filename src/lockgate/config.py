@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import ConfigError
+from lockgate.contract.errors import ConfigError, LockgateError
 from lockgate.contract.run import Rung
 
 FILE_NAME: Final = "lockgate.toml"
@@ -114,6 +114,33 @@ class Broker(_Table, frozen=True, kw_only=True):
     approval_wait: float = 10.0
 
 
+class Render(_Table, frozen=True, kw_only=True):
+    """`[render]`: which URL may be live in what a person is shown (E5), and the caps of one message.
+
+    Attributes:
+        links: prefix rules for links, such as "https://docs.example.com/*".
+        images: prefix rules for images, without a query.
+        exact: URLs that may live as they are, "mailto:help@example.com" too.
+        canaries: planted values; a message that holds one is withheld and its run is closed.
+        max_images: live images of one message.
+        max_urls: distinct live URLs of one message.
+        max_run_urls: distinct live URLs of all messages of one run.
+        max_bytes: bytes of one message; what is beyond is dropped with a marker.
+        check_every: the self-check runs on every n-th message; 1 is every one, 0 is never.
+
+    """
+
+    links: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
+    canaries: tuple[str, ...] = ()
+    max_images: int = 3
+    max_urls: int = 10
+    max_run_urls: int = 64
+    max_bytes: int = 262144
+    check_every: int = 1
+
+
 class Config(_Table, frozen=True, kw_only=True):
     """The whole configuration. `base` is the absolute directory that relative paths were resolved against.
 
@@ -128,6 +155,7 @@ class Config(_Table, frozen=True, kw_only=True):
     broker: Broker = Broker()
     secrets: dict[str, Secret] = {}
     backends: dict[str, Backend] = {}
+    render: Render = Render()
     base: str = "/"
 
     def to_json(self) -> bytes:
@@ -144,6 +172,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "broker": Broker.__struct_fields__,
     "secrets.*": Secret.__struct_fields__,
     "backends.*": Backend.__struct_fields__,
+    "render": Render.__struct_fields__,
 }
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "execution.rung": RUNGS,
@@ -367,6 +396,8 @@ def _checked(config: Config, place: _Where) -> Config:
         raise ConfigError(
             f"{place('broker.approval_wait')}: approval_wait is outside 0..3600 s", next_step="give seconds"
         )
+    if config.render != Render():
+        _check_render(config.render, place)
     for name, backend in config.backends.items():
         path = f"backends.{name}"
         if backend.key is not None and backend.key_name not in config.secrets:
@@ -387,6 +418,25 @@ def _checked(config: Config, place: _Where) -> Config:
                 next_step="take credentials out of the URL; they are minted per call",
             )
     return config
+
+
+def _check_render(table: Render, place: _Where) -> None:
+    """Have the render guard read its rules now: a rule that it would refuse is an error of this file."""
+    from lockgate.render.policy import RenderPolicy  # noqa: PLC0415 - only a file with [render] pays for it
+
+    for key in ("links", "images", "exact"):
+        for number, rule in enumerate(getattr(table, key), 1):
+            try:
+                RenderPolicy.of(**{key: (rule,)})
+            except LockgateError as error:  # its message quotes the rule
+                raise ConfigError(
+                    f"{place(f'render.{key}')}: number {number} of render.{key} can never be live",
+                    next_step=error.next_step,
+                ) from None
+    try:
+        RenderPolicy.of(**msgspec.structs.asdict(table))
+    except ConfigError as error:
+        raise ConfigError(f"{place('render')}: {error.message}", next_step=error.next_step) from None
 
 
 def _resolved(config: Config, base: Path, place: _Where) -> Config:

@@ -20,6 +20,8 @@ from lockgate.contract.run import CallRecord, Via
 
 OPERATION: Final = "run.code"
 SETTLE_SECONDS: Final = 3.0
+MAX_URLS: Final = 256
+"""URL-safe values that one execution makes known to the render guard; the rest stays unknown, so it is not live."""
 
 
 class Attachment:
@@ -28,6 +30,7 @@ class Attachment:
     Attributes:
         ticket: its ticket's value. run, bounds: what it may do. origin: what rows say about it.
         calls: what reached the edge, in order. spool: its exports. intent_id: audit id of its first row.
+        urls: values of `lg.SafeUrl` fields in the results that were sent, at most `MAX_URLS`.
         violation: what broke the protocol, or None. running: the operation in flight, "" between calls.
 
     """
@@ -44,6 +47,7 @@ class Attachment:
         }
         self.origin = Origin("code", rung=attach.rung, shared_kernel=attach.shared_kernel, code=code)
         self.calls: list[CallRecord] = []
+        self.urls: dict[str, None] = {}
         self.spool = Spool(max_bytes=self.bounds.export, max_files=self.bounds.exports)
         self.intent_id = ""
         self.violation: str | None = None
@@ -57,6 +61,11 @@ class Attachment:
     def row(self, phase: Phase, operation: str | None = OPERATION, *, via: Via | None = "code", **more: object) -> Row:
         """A row about this execution."""
         return row(self.run, self.origin, phase, operation, via=via, **more)
+
+    def learn(self, urls: tuple[str, ...]) -> None:
+        """Keep the URL-safe values of a result that the code was given."""
+        for url in urls[: MAX_URLS - len(self.urls)]:
+            self.urls[url] = None
 
     def enter(self) -> bool:
         """Take a request that has come; False when the run was detached before: it must not be looked at."""

@@ -154,6 +154,9 @@ class Channel:
         self._attachment.running = ""
         self._attachment.calls.append(reply.record)
         if reply.ok is not None:
+            operation = self._operations.get(reply.operation)
+            if operation is not None and operation.vouches:
+                self._attachment.learn(operation.safe_urls(reply.ok))
             self._send(b'{"id":%d,"ok":%b}' % (ident, reply.ok))
         else:
             self._refuse(ident, reply.operation, reply.reason or "unavailable")

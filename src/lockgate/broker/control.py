@@ -23,6 +23,7 @@ from lockgate.broker.approvals import Approvals
 from lockgate.broker.attachment import OPERATION, Attachment, row
 from lockgate.broker.channel import Channel
 from lockgate.broker.edge import Abandoned, Edge
+from lockgate.broker.rendered import render_rows
 from lockgate.broker.runs import Origin, Run, Runs
 from lockgate.broker.supervisor_link import SupervisorLink
 from lockgate.broker.threads import Threads
@@ -89,6 +90,7 @@ class Broker:
             wire.ExplainCall: self._explain_call,
             wire.Decide: self._decide,
             wire.FetchExport: self._fetch_export,
+            wire.RenderDenied: self._render_denied,
         }
 
     def serve(self) -> None:
@@ -224,6 +226,7 @@ class Broker:
                 calls=tuple(attachment.calls),
                 exports=infos,
                 audit_id=audit_id,
+                urls=tuple(attachment.urls),
             )
         )
 
@@ -251,14 +254,36 @@ class Broker:
         origin = Origin("tool")
 
         def answer(reply: Reply) -> None:
-            ok = wire.NULL if reply.ok is None else msgspec.Raw(reply.ok)
-            self._agent.send(wire.CallReply(id=message.id, audit_id=reply.audit_id, ok=ok, reason=reply.reason))
+            ok, urls = wire.NULL, tuple[str, ...]()
+            if reply.ok is not None:
+                operation = self._operations.get(reply.operation)
+                ok = msgspec.Raw(reply.ok)
+                urls = () if operation is None else operation.safe_urls(reply.ok)
+            self._agent.send(
+                wire.CallReply(id=message.id, audit_id=reply.audit_id, ok=ok, reason=reply.reason, urls=urls)
+            )
 
         def work() -> None:
             try:
                 answer(self._edge.call(run, origin, message.op, raw, answer))
             except Abandoned:
                 return
+
+        self._threads.run(work)
+
+    # ---- rendered output ------------------------------------------------------------------------------------
+    def _render_denied(self, message: wire.RenderDenied) -> None:
+        rows = render_rows(self._runs.get(message.run), message)
+
+        def work() -> None:
+            try:
+                for one in rows[:-1]:
+                    self._audit.append(one)
+                if rows:
+                    self._audit.commit(rows[-1])  # rows become durable in their order
+                self._agent.send(wire.Done(id=message.id))
+            except LockgateError as error:
+                self._agent.refuse(message.id, error)
 
         self._threads.run(work)
 

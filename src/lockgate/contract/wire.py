@@ -11,7 +11,7 @@ No message from the sandbox is ever decoded with a type of this file.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ from lockgate.contract.bounds import Bounds
 from lockgate.contract.run import CallRecord, ErrorInfo, ExportInfo, KilledBy, Rung, RunSpec, Usage
 
 LINK_BYTES: Final = 64 * 1024 * 1024
+MAX_RENDER_ROWS: Final = 32
 EXPORT_CHUNK: Final = 4 * 1024 * 1024
 # A field that holds raw JSON has this default and never None: msgspec decodes `Raw | None` as null alone.
 NULL: Final = msgspec.Raw(b"null")
@@ -124,8 +125,47 @@ class FetchExport(Message, frozen=True, kw_only=True):
     offset: int
 
 
+class RenderDenial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that the render guard did not let live.
+
+    Attributes:
+        reason: stable class, of the guard. kind: "link", "image", "markup", "text" or "file".
+        destination: its host, defanged; never a path, a query or a label, which may be the secret.
+        count: how often the same was found.
+
+    """
+
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=96)]
+    kind: Literal["link", "image", "markup", "text", "file"]
+    destination: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    severity: Literal["medium", "high", "critical"] = "high"
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class RenderDenied(Message, frozen=True, kw_only=True):
+    """Record what the render guard refused for `sink`; answered with `Done` once every row is durable.
+
+    `left_out` counts the denials beyond `MAX_RENDER_ROWS`: they get one row together.
+    """
+
+    id: int
+    run: str
+    sink: Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
+    denials: Annotated[tuple[RenderDenial, ...], msgspec.Meta(max_length=MAX_RENDER_ROWS)]
+    left_out: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
 AgentToBroker = (
-    OpenRun | NewTicket | ToolCall | NarrowRun | CloseRun | ListOperations | ExplainCall | Decide | FetchExport
+    OpenRun
+    | NewTicket
+    | ToolCall
+    | NarrowRun
+    | CloseRun
+    | ListOperations
+    | ExplainCall
+    | Decide
+    | FetchExport
+    | RenderDenied
 )
 
 
@@ -148,12 +188,16 @@ class Ticket(Message, frozen=True, kw_only=True):
 
 
 class CallReply(Message, frozen=True, kw_only=True):
-    """The edge's answer: `ok` (JSON) counts where `reason` is None."""
+    """The edge's answer: `ok` (JSON) counts where `reason` is None.
+
+    `urls` are the values in `ok` of fields that the operation declares `lg.SafeUrl`.
+    """
 
     id: int
     audit_id: str
     ok: msgspec.Raw = NULL
     reason: str | None = None
+    urls: tuple[str, ...] = ()
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -192,6 +236,7 @@ class CodeClosed(Message, frozen=True, kw_only=True):
     """Pushed once per attached ticket, after its channel is closed and its calls are settled.
 
     `next_ticket` is a fresh one-use ticket of the same run ("" when there is none), so that no round trip is needed.
+    `urls` are the values of `lg.SafeUrl` fields in the results that its calls were given.
     """
 
     ticket: str
@@ -199,6 +244,7 @@ class CodeClosed(Message, frozen=True, kw_only=True):
     calls: tuple[CallRecord, ...] = ()
     exports: tuple[ExportInfo, ...] = ()
     audit_id: str = ""
+    urls: tuple[str, ...] = ()
 
 
 BrokerToAgent = (

@@ -36,6 +36,7 @@ from lockgate.policy.types import (
     ListOf,
     PathBeneath,
     Result,
+    SafeUrl,
     Text,
     Token,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "PathBeneath",
     "Reservation",
     "Result",
+    "SafeUrl",
     "Scope",
     "Text",
     "Token",

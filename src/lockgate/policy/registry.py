@@ -53,12 +53,14 @@ class Operation:
             holds no value.
         fields: arguments by name, for scopes.
         authorize_checks: rules of the arguments' own types that are part of the decision (URL destinations).
+        vouches: whether a field of its result is declared `lg.SafeUrl`.
 
     """
 
     __slots__ = (
         "_encode", "args_type", "authorize_checks", "decode_args", "doc", "effect", "fields", "fn",
-        "idempotency", "is_async", "labels", "max_result", "name", "reconcile", "result_type", "timeout", "why",
+        "idempotency", "is_async", "labels", "max_result", "name", "reconcile", "result_type", "timeout", "vouches",
+        "why",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +89,7 @@ class Operation:
         self.args_type, self.result_type = _signature(self.name, fn)
         self.fields, found = checks.arguments(self.name, self.args_type)
         results.check(self.name, self.result_type)
+        self.vouches = results.marks(self.name, self.result_type)
         self.authorize_checks = tuple(one for one in found if one.check.stage == "authorize")
         self.decode_args = _decode_args(self, found)
         self._encode = msgspec.json.Encoder().encode
@@ -101,6 +104,19 @@ class Operation:
         if type(result) is not self.result_type:
             raise TypeError("not of the declared type")
         return self._encode(result)
+
+    def safe_urls(self, encoded: bytes) -> tuple[str, ...]:
+        """Return the values of an encoded result that stand in fields declared `lg.SafeUrl`.
+
+        Nothing when no field is, or when these are not the bytes of such a result (one that an older version stored).
+        """
+        if not self.vouches:
+            return ()
+        try:
+            result = msgspec.json.decode(encoded, type=self.result_type)
+        except msgspec.DecodeError:
+            return ()
+        return results.safe_urls(self.result_type, result)
 
     def describe(self) -> dict[str, Any]:
         """Return it as data; see `policy.describe`."""

@@ -2,16 +2,26 @@
 
 Rule 1: no field can carry anything: a dict from a backend, `Any`, raw JSON. Undeclared data stays in the broker.
 Rule 2: no field is called like a credential.
+Rule 3: a URL counts as known to the render guard only where its field says `lg.SafeUrl`; what is not found is not live.
 """
 
 from __future__ import annotations
 
+import collections.abc
+import functools
+import types
 import typing
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
 from lockgate.policy.checks import CREDENTIAL, hints, refuse, show
+from lockgate.policy.types import URL_SAFE_KEY, SafeUrl
+
+MAX_URLS: Final = 64
+"""URL-safe values that one result makes known; a result with more makes only the first ones live."""
+MAX_URL_CHARS: Final = 2048
 
 
 def check(operation: str, kind: Any) -> None:
@@ -46,4 +56,85 @@ def _result(operation: str, kind: Any, path: str, seen: set[Any]) -> None:
             _result(operation, found[name], f"{path}.{name}", seen)
 
 
+def marks(operation: str, kind: Any) -> bool:
+    """Whether a value of the type `kind` may hold a field that is declared `lg.SafeUrl`."""
+    return _marks(operation, kind, set())
+
+
+def _marks(operation: str, kind: Any, seen: set[Any]) -> bool:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _marked(kind) or _marks(operation, get_args(kind)[0], seen)
+    if origin is Literal:
+        return False
+    if origin is not None:
+        return any(_marks(operation, arm, seen) for arm in get_args(kind))
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or kind in seen:
+        return False
+    seen.add(kind)
+    found = hints(operation, kind)
+    return any(_marks(operation, found[name], seen) for name in kind.__struct_fields__)
+
+
+def _marked(kind: Any) -> bool:
+    """Whether an `Annotated[...]` is `lg.SafeUrl`, or was given it beside other metadata."""
+    return any(
+        one is SafeUrl or (isinstance(one, msgspec.Meta) and URL_SAFE_KEY in (one.extra or {}))
+        for one in kind.__metadata__
+    )
+
+
+def safe_urls(kind: Any, value: object) -> tuple[str, ...]:
+    """Return the values in `value`, a checked object of the type `kind`, that stand in fields declared `lg.SafeUrl`.
+
+    At most `MAX_URLS` different ones of at most `MAX_URL_CHARS` characters, in the order of the fields.
+    """
+    found: dict[str, None] = {}
+    _collect(kind, value, found)
+    return tuple(found)[:MAX_URLS]
+
+
+def _collect(kind: Any, value: object, found: dict[str, None]) -> None:
+    origin = get_origin(kind)
+    inside: Any = value
+    arms = get_args(kind)
+    if origin is Annotated:
+        if not _marked(kind):
+            _collect(arms[0], value, found)
+        elif isinstance(value, str) and len(value) <= MAX_URL_CHARS and len(found) < MAX_URLS:
+            found[value] = None
+    elif origin is Literal:
+        return
+    elif isinstance(value, msgspec.Struct):
+        if origin is None and type(value) is kind:
+            for name, hint in _fields(type(value)).items():
+                _collect(hint, getattr(value, name), found)
+        for arm in arms if origin is not None else ():
+            _collect(arm, value, found)
+    elif isinstance(value, Mapping) and origin in _MAPPINGS:
+        for key, one in inside.items():
+            _collect(arms[0], key, found)
+            _collect(arms[1], one, found)
+    elif isinstance(value, tuple) and origin is tuple and Ellipsis not in arms:
+        for arm, one in zip(arms, inside, strict=False):
+            _collect(arm, one, found)
+    elif isinstance(value, list | tuple | set | frozenset) and origin in _SERIES:
+        for one in inside:
+            _collect(arms[0], one, found)
+    elif origin in _UNIONS:
+        for arm in arms:
+            _collect(arm, inside, found)
+
+
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    found = typing.get_type_hints(kind, include_extras=True)
+    return {name: found[name] for name in kind.__struct_fields__}
+
+
+_UNIONS: Final = frozenset({typing.Union, types.UnionType})
+_MAPPINGS: Final = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
+_SERIES: Final = frozenset(
+    {list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Set, collections.abc.Collection}
+)
 _OPEN: Final = frozenset({Any, object, msgspec.Raw, dict, list, tuple, set, frozenset, typing.Dict, typing.List})  # noqa: UP006

@@ -16,6 +16,7 @@ import msgspec
 from lockgate.config import Config, from_dict, load
 from lockgate.contract import wire
 from lockgate.gate import checks
+from lockgate.gate._async.render import GateRender
 from lockgate.gate._async.run import RunScope
 from lockgate.gate._async.session import ANSWER_SECONDS, Session
 from lockgate.gate.pump_async import OnApproval
@@ -36,6 +37,9 @@ class Gate:
         accept_shared_kernel: overrides `[execution] accept_shared_kernel` of the configuration (X3).
         log: file that also takes what the child processes print, up to a cap.
 
+    Attributes:
+        render: the render guard, one method per place where an answer is shown (E5).
+
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Gate:
             config = from_dict(config, Path.cwd())
         accepted = config.execution.accept_shared_kernel if accept_shared_kernel is None else accept_shared_kernel
         self._session = Session(config, accept_shared_kernel=accepted, on_approval=on_approval, log=log)
+        self.render = GateRender(self._session)
 
     @property
     def config(self) -> Config:

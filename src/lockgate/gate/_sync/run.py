@@ -31,6 +31,7 @@ from lockgate.contract.errors import (
 )
 from lockgate.contract.run import ExportInfo, RunResult, RunSpec
 from lockgate.gate import checks
+from lockgate.gate._sync.render import RunRender
 from lockgate.gate._sync.session import ANSWER_SECONDS, Session
 from lockgate.gate.core import Core, Stream, unwrap
 from lockgate.gate.exports import Target
@@ -83,6 +84,7 @@ class Run:
         id: the run's id, as in the audit rows.
         scope_hash: SHA-256 of the scope's canonical form.
         operations: names that the scope allows.
+        render: what this run makes known to the render guard; the sinks are in `Gate.render`.
 
     """
 
@@ -93,6 +95,12 @@ class Run:
         self.operations: tuple[str, ...] = tuple(opened.operations)
         self._tickets: collections.deque[tuple[float, str]] = collections.deque([(time.monotonic(), opened.ticket)])
         self._closed = False
+        self.render = RunRender(session, self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
 
     # ---- calls -----------------------------------------------------------------------------------------------
     def call(self, operation: str, /, **args: Any) -> Any:
@@ -143,7 +151,7 @@ class Run:
             raise died(core.broker.lost.process, core.broker.lost.message)
         try:
             message = wire.ToolCall(id=id_, run=self.id, op=operation, args=raw)
-            return session.ask_broker(message, id_, wire.CallReply, CALL_SECONDS)
+            reply = session.ask_broker(message, id_, wire.CallReply, CALL_SECONDS)
         except (ProcessDied, HostFault) as error:
             if type(error) not in (ProcessDied, HostFault):
                 raise
@@ -154,6 +162,8 @@ class Run:
                 operation=operation,
                 reason="outcome_unknown",
             ) from error
+        self.render.vouched(reply.urls)
+        return reply
 
     def allowed(self) -> list[dict[str, Any]]:
         """Return what this run may use, described as `Gate.operations` does."""
@@ -286,6 +296,7 @@ class Run:
             core.streams.pop(id_, None)
         if stream is not None and stream.error is not None:
             raise stream.error
+        self.render.vouched(settled.urls)
         if settled.next_ticket:
             self._tickets.append((time.monotonic(), settled.next_ticket))
         if not settled.audit_id:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from lockgate.config import Config
+from lockgate.config import Config, Render
 from lockgate.contract import wire
 from lockgate.contract.errors import HostFault, ProcessDied
 from lockgate.gate.children import CLOSE_SECONDS, Child, Children, start_from_lasting_thread
@@ -96,7 +96,8 @@ class Session:
             raise
 
     def _spawn(self) -> Children:
-        config = self.config
+        # The guard works in this process: no other is told its rules and canaries.
+        config = msgspec.structs.replace(self.config, render=Render())
         if self._on_approval is None:  # nobody will answer, so no call should wait for that
             config = msgspec.structs.replace(config, broker=msgspec.structs.replace(config.broker, approval_wait=0.0))
         return Children(
