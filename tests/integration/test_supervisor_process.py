@@ -162,6 +162,33 @@ def test_what_does_not_compile_is_a_result_however_late_the_broker_is(own_superv
     assert done.exit_code == 1
 
 
+def test_what_the_compiler_says_is_output_of_the_run(own_supervisor):
+    """X9: a warning is written before the broker has answered; it is neither lost nor taken for a broken machine."""
+    client = own_supervisor()
+    client.quiet(warm=1)
+    client.broker.silent = True
+    ident = client.start("1 is 1")
+    wait_until(lambda: f"t{ident}" in client.broker.channels)
+    time.sleep(0.2)
+    client.broker.send(wire.Attached(ticket=f"t{ident}", ok=True))
+    done = client.finish(ident)
+    assert bytes(done.value) == b"true"
+    assert "SyntaxWarning" in done.stderr
+
+
+def test_memory_that_the_compiler_eats_is_the_runs(own_supervisor):
+    """X6: the whole run ends by it, also before the broker has answered."""
+    client = own_supervisor()
+    client.quiet(warm=1)
+    client.broker.silent = True
+    ident = client.start("+".join(["1"] * 300_000), memory=128 << 20)
+    wait_until(lambda: f"t{ident}" in client.broker.channels)
+    time.sleep(1.5)
+    client.broker.send(wire.Attached(ticket=f"t{ident}", ok=True))
+    done = client.finish(ident)
+    assert done.killed_by == "memory" or done.error.name == "MemoryError"
+
+
 def test_the_same_ticket_twice_is_refused(supervisor):
     first = supervisor.start("import time\ntime.sleep(0.5)\n1")
     from lockgate.contract.run import RunSpec

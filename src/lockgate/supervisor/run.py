@@ -127,6 +127,11 @@ class Run:
         self._control = machine.control.fileno()
         reactor.handler(self._control, self._on_control)
         reactor.handler(machine.pidfd, self._on_dead)
+        push = self._push if self._spec.stream else None
+        self._stdout = self._stream("stdout", machine.stdout, push)
+        self._stderr = self._stream("stderr", machine.stderr, push)  # the compiler warns before anything runs
+        if slot.group is not None and slot.group.oom_fd >= 0:
+            reactor.handler(slot.group.oom_fd, self._on_memory)
         if slot.group is not None:
             try:
                 slot.group.tighten(Limits.of(self._bounds))
@@ -190,18 +195,15 @@ class Run:
         machine, reactor = slot.machine, deck.reactor
         if self._timer is not None:
             self._timer.cancel()
-        push = self._push if self._spec.stream else None
-        self._stdout = self._stream("stdout", machine.stdout, push)
-        self._stderr = self._stream("stderr", machine.stderr, push)
-        if slot.group is not None and slot.group.oom_fd >= 0:
-            reactor.handler(slot.group.oom_fd, self._on_memory)
         self._watch = Watch(reactor, slot, bounds, rss=self._key.memory_by_rlimit, on_limit=self._kill)
         self._sent = time.monotonic()
         self._timer = reactor.at(self._sent + bounds.wall, self._on_wall)
         if not machine.go():
             reactor.mask(self._control, loop.IN | loop.OUT)
         early, self._early = self._early, None
-        if early is not None:
+        if slot.group is not None and slot.group.oom_signalled():
+            self._kill("memory")
+        elif early is not None:
             self._take(early)
 
     def _stream(self, name: str, fd: int, push: Callable[[str, bytes], None] | None) -> Stream:
@@ -221,7 +223,12 @@ class Run:
             self._deck.reactor.remove(stream.fd)
 
     def _on_memory(self, _mask: int) -> None:
-        if self.slot is not None and self.slot.group is not None and self.slot.group.oom_signalled():
+        group = self.slot.group if self.slot is not None else None
+        if group is None:
+            return
+        if not self._sent:  # while compiling: kept in the counter until the broker knows the run
+            self._deck.reactor.remove(group.oom_fd)
+        elif group.oom_signalled():
             self._kill("memory")
 
     def _on_wall(self) -> None:
