@@ -32,7 +32,7 @@ from lockgate.supervisor.settings import Settings
 _SECONDS: Final = 90.0
 _TIMED: Final = 9
 _COLD: Final = 3
-_WARM_SECONDS: Final = 10.0
+_WARM_SECONDS: Final = 2.0
 
 
 class Doctor:
@@ -58,6 +58,7 @@ class Doctor:
         self._begun = time.monotonic()
         self._warm: list[float] = []
         self._cold: list[float] = []
+        self._cold_files = max(1, min(1000, engine.settings.bounds.inodes - _COLD))
         self._since = 0.0
         self._asked: list[attack.Row] | None = None
         self._number = 0
@@ -106,14 +107,21 @@ class Doctor:
         run = Run(self._deck, -self._number, spec, self._probe.code.encode(), self._key)
         self._engine.runs[run.ident] = self._engine.tickets[spec.ticket] = run
 
-        def begin(_error: object = None) -> None:
+        def begin() -> None:
             self._since = time.monotonic()
             run.begin(self._engine.settings.acquire)
 
         if self._probe.warm:
-            self._engine.when_warm(self._key, 1, _WARM_SECONDS, begin)
+            self._when_warm(self._key, time.monotonic() + _WARM_SECONDS, begin)
         else:
             self._engine.reactor.defer(begin)
+
+    def _when_warm(self, key: Key, deadline: float, then: Callable[[], object]) -> None:
+        """Wait without asking for more machines than the operator has."""
+        if self._engine.pool.warm(key) or time.monotonic() > deadline:
+            then()
+        else:
+            self._engine.reactor.after(0.001, lambda: self._when_warm(key, deadline, then))
 
     def _received(self, message: wire.SupervisorToAgent) -> None:
         if isinstance(message, wire.Finished) and self._probe is not None:
@@ -123,7 +131,16 @@ class Doctor:
             self._error = self._error or HostFault(message.fault.message, next_step=message.fault.next_step)
             self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self, deadline: float | None = None) -> None:
+        """Let go of the machines of unusual classes, then report."""
+        deadline = deadline or time.monotonic() + _WARM_SECONDS
+        most = self._engine.settings.bounds
+        if self._cold and self._key is not None:
+            classes = [msgspec.structs.replace(most, inodes=self._cold_files + n) for n in range(_COLD)]
+            gone = [self._engine.pool.forget(self._key, bounds) for bounds in classes]
+            if not all(gone) and time.monotonic() < deadline:
+                self._engine.reactor.after(0.005, lambda: self._finish(deadline))
+                return
         done, self._done = self._done, _no_report
         done(self._report())
 
@@ -136,7 +153,7 @@ class Doctor:
         )
         timed = [Probe("1+1", {}, lambda _: self._time(self._warm), warm=True) for _ in range(_TIMED)]
         # A class of bounds that nobody asked for yet has no warm machine.
-        files = min(1000, self._engine.settings.bounds.inodes - _COLD)
+        files = self._cold_files
         timed += [Probe("1+1", {"inodes": files + n}, lambda _: self._time(self._cold)) for n in range(_COLD)]
         memory = (
             Probe(checkup.HOG, {"memory": 128 * MiB, "wall": 10}, self._judge_rlimit)

@@ -145,6 +145,19 @@ class Pool:
         """Return how many warm slots of `key` are there under the operator's bounds."""
         return len(self._shelf(key, self._most)[1].warm)
 
+    def forget(self, key: Key, bounds: Bounds) -> bool:
+        """Keep nothing warm for the unusual class of `bounds` any more; False while a machine of it is being made."""
+        line = self._lines.get(key)
+        by_rlimit = self._layout.pids is None or key.memory_by_rlimit
+        klass, usual = (Klass.of(one, by_rlimit=by_rlimit) for one in (bounds, self._most))
+        shelf = line.shelves.get(klass) if line is not None else None
+        if line is None or shelf is None or klass == usual:
+            return True
+        if shelf.growing or shelf.waiters:
+            return False
+        self._drop_shelf(line, klass)
+        return True
+
     def error(self, key: Key) -> LockgateError | None:
         """Return why `key` has no machines, None if it has or may have."""
         line = self._lines.get(key)
