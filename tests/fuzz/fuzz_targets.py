@@ -5,16 +5,22 @@ Each target takes bytes and asserts. `test_fuzz.py` runs them for a few seconds;
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import struct
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import lockgate.policy as lg
-from lockgate.contract.errors import GuestProtocolError, ScopeError
+from lockgate.broker.exports import Refusal, Spool, bad_name, decode
+from lockgate.config import Config, load_text
+from lockgate.contract.errors import ConfigError, GuestProtocolError, ScopeError
 from lockgate.contract.frames import Decoder, encode
 from lockgate.contract.strictjson import check_unique_keys, decode_request
+from lockgate.gate.exports import plain_name
 
 CORPUS = Path(__file__).parent / "corpus"
 CAP = 4096
@@ -118,7 +124,76 @@ def scope(data: bytes) -> None:
         assert set(compiled.operations) <= set(found.allow) & {"refund"}
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {"frames": frames, "strictjson": strictjson, "scope": scope}
+def config(data: bytes) -> None:
+    """A configuration loads or is refused as one; a refusal says a next step and shows no literal secret."""
+    text = data.decode("utf-8", "replace")
+    found: Config | ConfigError
+    try:
+        found = load_text(text, "/srv")
+    except ConfigError as error:
+        found = error
+    if isinstance(found, ConfigError):
+        assert found.message
+        assert found.next_step
+        assert not any(ord(char) < 32 and char != "\n" for char in found.message), found.message
+        assert "sk-synthetic" not in found.message + found.next_step
+        return
+    assert found.audit.path.startswith("/")
+    assert all(secret.ref for secret in found.secrets.values())
+
+
+def exports(data: bytes) -> None:
+    """Pieces of files: what is kept is within the bounds, has a plain name, and reads back as its facts say."""
+    spool = Spool(max_bytes=CAP, max_files=3)
+    sent: dict[str, bytes] = {}
+    try:
+        for raw in data.split(b"\n"):
+            try:
+                args = decode(raw)
+            except Refusal:
+                continue
+            except GuestProtocolError:
+                break
+            try:
+                info = spool.take(args)
+            except Refusal as refusal:
+                if refusal.too_large:
+                    sent.pop(args.name, None)  # what was begun is dropped
+                continue
+            assert plain_name(args.name)
+            sent[args.name] = sent.get(args.name, b"") + args.data
+            if info is not None:
+                assert info.sha256 == hashlib.sha256(sent[args.name]).hexdigest()
+        assert len(spool.infos) <= 3
+        assert sum(info.size for info in spool.infos) <= CAP
+        for info in spool.infos:
+            assert spool.read(info.name, 0, CAP) == (sent[info.name], True)
+    finally:
+        spool.close()
+
+
+def names(data: bytes) -> None:
+    """The broker's rule for names is never wider than the one of the program that writes the file."""
+    for name in (
+        data.decode("utf-8", "surrogateescape"),
+        data.decode("utf-8", "replace"),
+        data.decode("utf-16", "ignore"),
+    ):
+        wrong = bad_name(name)
+        if wrong is None:
+            assert plain_name(name)
+            assert os.path.basename(name) == name
+            assert not any(unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for char in name)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "frames": frames,
+    "strictjson": strictjson,
+    "scope": scope,
+    "config": config,
+    "exports": exports,
+    "names": names,
+}
 
 
 def seeds(target: str) -> list[bytes]:

@@ -10,7 +10,9 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["lockgate.contract", "lockgate.policy"]):
+with atheris.instrument_imports(
+    include=["lockgate.contract", "lockgate.policy", "lockgate.config", "lockgate.broker.exports"]
+):
     targets = importlib.import_module("fuzz_targets")
 
 name = sys.argv.pop(1)

@@ -26,7 +26,7 @@ GOOD = ["chart.png", "a", "Zürich 2026.csv", "a..b", "x" * 128, "データ.json
 BAD = [
     "", ".", "..", ".hidden", "../up", "a/b", "/etc/passwd", "a\\b", "a\0b", "a\nb", "a\rb", "a\tb", "a\x1bb", "a\x7fb",
     "a\u202etxt.exe", "a\u2066b", "a\u200bb", "a\u2028b", "a\ufeffb", "a\ue000b", "\ud800", "x" * 129, "é" * 65,
-    " a", "a ", "-rf", "~root", "a\u0378b",
+    " a", "a ", "-rf", "~root", "a\u0378b", "a\u00a0b", "a\u3000b", "a\ufe0fb", "a\u3164b",
 ]  # fmt: skip
 
 

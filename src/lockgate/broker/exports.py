@@ -11,17 +11,16 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import unicodedata
 from typing import Final
 
 import msgspec
 
 from lockgate.contract.errors import GuestProtocolError, HostFault
+from lockgate.contract.glyphs import BLANK
 from lockgate.contract.run import ExportInfo
 
 NAME_BYTES: Final = 128
 CHUNK_BYTES: Final = 512 * 1024
-_FORBIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 OPERATION: Final = "host.export"
 
 
@@ -86,8 +85,9 @@ def bad_name(name: str, *, hidden: bool = False) -> str | None:
         return "is a directory"
     if name.startswith(".") and not hidden:
         return "is hidden"
-    if any(unicodedata.category(char) in _FORBIDDEN for char in name):
-        return "holds a control, format or unassigned character"
+    # No control, format, unassigned or private character, no space but the plain one, nothing that is blank to the eye.
+    if not name.isprintable() or any(ord(char) in BLANK for char in name):
+        return "holds a character that does not show as itself"
     if name != name.strip() or name.startswith(("-", "~")):
         return "begins or ends in a way that shells and people misread"
     return None

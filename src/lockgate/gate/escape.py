@@ -10,12 +10,9 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
+from lockgate.contract.glyphs import BLANK
+
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-# Letters to `unicodedata`, blank to the eye: Hangul fillers, Braille blank, the combining grapheme joiner, and
-# variation selectors, which carry hidden data.
-_BLANK: Final = frozenset(
-    {0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
-)
 
 
 def escape(text: str, *, keep_lines: bool = False) -> str:
@@ -28,7 +25,7 @@ def escape(text: str, *, keep_lines: bool = False) -> str:
 def _plain(char: str, keep_lines: bool) -> bool:
     if " " <= char <= "~" or (keep_lines and char in "\n\t"):
         return True
-    return unicodedata.category(char) not in _INVISIBLE and ord(char) not in _BLANK
+    return unicodedata.category(char) not in _INVISIBLE and ord(char) not in BLANK
 
 
 def _written(char: str) -> str:
