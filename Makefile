@@ -32,6 +32,10 @@ test: dev ## every test, in parallel where that is safe
 attack: dev ## what can be reached in the sandbox, beside what the same probes reach without one
 	@$(PY) -m lockgate attack
 
+browser: dev ## what a real browser fetches when rendered output is shown; gets the browser first
+	@scripts/browser-deps.sh
+	.venv/bin/pytest tests/browser
+
 fuzz: dev ## ten minutes of coverage-guided fuzzing over every target
 	@$(PY) tests/fuzz/campaign.py --seconds 600
 
@@ -47,4 +51,4 @@ docs: dev ## build the site into site/
 clean: ## remove what the other verbs made
 	rm -rf .venv .cache site .atlas .ruff_cache .hypothesis bench/results.json
 
-.PHONY: help setup dev demo check test attack fuzz soak bench docs clean
+.PHONY: help setup dev demo check test attack browser fuzz soak bench docs clean

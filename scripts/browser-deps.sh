@@ -10,6 +10,7 @@ missing=""
 command -v chromium >/dev/null || missing="$missing chromium"
 command -v cmark-gfm >/dev/null || missing="$missing cmark-gfm"
 command -v soffice >/dev/null || missing="$missing libreoffice-calc-nogui"
+command -v openssl >/dev/null || missing="$missing openssl"
 command -v npm >/dev/null || missing="$missing npm"
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ]; then as_root=""; elif sudo -n true 2>/dev/null; then as_root="sudo -n"; else
