@@ -77,9 +77,9 @@ def test_walking_the_registry_enters_no_function() -> None:
         assert not callable(operation)
         operation.describe()
         operation.decode_args(b'{"text":"x"}')
-        operation.encode_result(Said(text="x"))
+        operation.safe_urls(operation.encode_result(Said(text="x")))
         own = {n for n in dir(operation) if not n.startswith("_") and callable(getattr(operation, n))}
-        assert own == {"fn", "args_type", "result_type", "decode_args", "encode_result", "describe"}
+        assert own == {"fn", "args_type", "result_type", "decode_args", "encode_result", "safe_urls", "describe"}
         holders = [one for one in gc.get_referrers(operation.fn) if isinstance(one, Operation | Operations)]
         assert holders == [operation]
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockgate.config import Config, Secret, find, from_dict, line_of, load, load_text
+from lockgate.config import Config, Render, Secret, find, from_dict, line_of, load, load_text
 from lockgate.contract.errors import ConfigError
+from lockgate.render import RenderPolicy
 
 SECRET = "sk-synthetic-0123456789abcdef"
 FULL = """
@@ -67,6 +68,7 @@ def test_paths_are_relative_to_the_file():
         ("[execution.bounds]\n\nwal = 9", 3, '"wall"'),
         ("[backends.p]\nminte = 1", 2, '"minter"'),
         ("[broker]\nusr = 1", 2, '"user"'),
+        ("[render]\nlink = []", 2, '"links"'),
         ("base = '/x'", 1, "use one of|did you mean"),
     ],
 )
@@ -91,6 +93,9 @@ def test_an_unknown_key_names_the_line_and_the_nearest(text: str, line: int, hin
         f'[backends.p]\npassword = "{SECRET}"',
         f'[backends]\np = "{SECRET}"',
         f'api_key = "{SECRET}"',
+        f'[render]\nlinks = ["http://{SECRET}/"]',
+        f'[render]\nexact = ["javascript:{SECRET}"]',
+        f'[render]\nmax_urls = "{SECRET}"',
         f'[execution]\nrung = "{SECRET}"',
         f'[execution]\nenv = "{SECRET}\\n"',
         f'operations = "{SECRET}"',
@@ -128,11 +133,31 @@ def test_the_secret_s_key_is_named():
         "[[execution]]\npool = 1",
         "[broker]\napproval_wait = nan",
         "[backends.'a b']\nttl = 1",
+        '[render]\nlinks = ["http://plain.example/*"]',
+        '[render]\nimages = ["*"]',
+        '[render]\nexact = ["data:text/html,x"]',
+        '[render]\ncanaries = ["short"]',
+        "[render]\nmax_images = -1",
+        "[render]\nmax_bytes = 0",
+        '[render]\nlinks = "https://docs.example.com/*"',
         "a = = 1",
     ],
 )
 def test_what_is_wrong_is_refused_with_a_next_step(text: str):
     assert refused(text).next_step
+
+
+def test_what_the_render_guard_would_refuse_is_refused_here_with_its_line():
+    """E5: a rule that can never be live is no silent gap; the same text beside it that can be is taken."""
+    rules = 'links = ["https://docs.example.com/*", "{}"]'
+    assert load_text("[render]\n" + rules.format("wiki.example.com"), "/x").render.links[1] == "wiki.example.com"
+    error = refused("\n[render]\n" + rules.format("http://wiki.example.com/*"))
+    assert "line 3: number 2 of render.links" in error.message
+
+
+def test_the_defaults_of_the_table_are_those_of_the_guard():
+    policy = RenderPolicy()
+    assert msgspec.structs.asdict(Render()) == msgspec.structs.asdict(policy)
 
 
 def test_pyproject_table_and_its_lines():
