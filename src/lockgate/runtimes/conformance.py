@@ -298,9 +298,10 @@ async def there_is_no_socket(subject: Subject) -> None:
 @check("X8")
 async def only_its_own_directory_is_writable(subject: Subject) -> None:
     source = (
-        "import os, sys\nseen = []\n"
+        "import os\nseen = []\nname = 'planted-' + os.urandom(8).hex()\n"
         "for place in ('/', '/usr', '/etc', '/tmp', '/dev', '/proc', os.path.dirname(os.__file__)):\n"
-        "    try: open(os.path.join(place, 'planted'), 'w').close(); seen.append(place)\n    except OSError: pass\n"
+        "    path = os.path.join(place, name)\n"
+        "    try: open(path, 'w').close(); os.unlink(path); seen.append(place)\n    except OSError: pass\n"
         "open('mine', 'w').write('yes')\n[seen, open('mine').read()]"
     )
     result = await subject.code(source)
