@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -220,6 +221,16 @@ def test_every_sink_of_the_guard_is_a_sink_of_the_gate(render_gate: lg.sync.Gate
     for name in sorted(sinks - {"headers", "stream", "office", "csv"}):
         assert getattr(render_gate.render, name)("{}", run=run) is not None
     assert "Content-Security-Policy" in render_gate.render.headers()
+
+
+def test_without_the_extra_rich_sinks_say_what_to_install(
+    render_gate: lg.sync.Gate, run: lg.sync.Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "pyromark", None)
+    with pytest.raises(lg.HostFault) as caught:
+        render_gate.render.markdown("x", run=run)
+    assert "lockgate[render]" in caught.value.next_step
+    assert render_gate.render.text("x", run=run).text == "x"
 
 
 def test_the_run_of_another_gate_is_refused(render_gate: lg.sync.Gate, tmp_path: Path):

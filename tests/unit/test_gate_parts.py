@@ -58,8 +58,8 @@ def test_scripts_are_measured_and_never_compiled():
         (b"ab\xff", "byte 2"),
         ("ab\udc80", "character 2"),
         ("a\0", "NUL"),
-        ("é" * 6, "12 bytes"),
-        (b"x" * 11, "11 bytes"),
+        ("é" * 6, "cap of 10 bytes"),
+        (b"x" * 11, "cap of 10 bytes"),
     ],
 )
 def test_bad_scripts_name_the_place(source: str | bytes, words: str):

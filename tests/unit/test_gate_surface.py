@@ -12,6 +12,8 @@ import pytest
 
 import lockgate as lg
 from lockgate.gate import sync
+from lockgate.gate._async import render
+from lockgate.gate._sync import render as render_twin
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,18 +49,29 @@ def test_an_agent_loads_neither_broker_nor_secrets_nor_supervisor_nor_cli():
     program = (
         "import sys, lockgate as lg\n"
         "lg.Gate, lg.sync.Gate, lg.Scope, lg.where, lg.RunResult, lg.Denied, lg.Config\n"
+        "lg.sync.Gate({}).render, lg.Gate({}).render\n"  # there, and not loaded before it shows something
         "print(*sys.modules)"
     )
     loaded = fresh(program).split()
     assert "lockgate.gate" in loaded
     for name in loaded:
         assert not name.startswith(
-            ("lockgate.broker", "lockgate.secrets", "lockgate.supervisor", "lockgate.runtimes", "lockgate.cli", "typer")
+            (
+                "lockgate.broker",
+                "lockgate.secrets",
+                "lockgate.supervisor",
+                "lockgate.runtimes",
+                "lockgate.cli",
+                "lockgate.render",
+                "typer",
+            )
         ), name
 
 
 def test_the_blocking_twin_has_the_same_names_and_signatures():
-    for written, twin in ((lg.Gate, sync.Gate), (lg.Run, sync.Run)):
+    pairs = [(lg.Gate, sync.Gate), (lg.Run, sync.Run)]
+    pairs += [(getattr(render, name), getattr(render_twin, name)) for name in ("GateRender", "RunRender", "RunStream")]
+    for written, twin in pairs:
         names = [name for name in vars(written) if not name.startswith("_")]
         assert names == [name for name in vars(twin) if not name.startswith("_")]
         for name in ["__init__", *names]:
@@ -71,6 +84,7 @@ def test_the_blocking_twin_has_the_same_names_and_signatures():
             hasattr(twin, name) for name in ("__enter__", "__exit__")
         ].count(True)
     assert inspect.iscoroutinefunction(lg.Run.code)
+    assert inspect.iscoroutinefunction(render.GateRender.markdown)
 
 
 def test_the_twin_is_generated_and_drift_is_found(tmp_path: Path):

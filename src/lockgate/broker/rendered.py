@@ -28,6 +28,7 @@ def render_rows(run: Run, message: wire.RenderDenied) -> list[Row]:
             "render",
             operation,
             verdict="deny",
+            rule=f"render.{reason}",
             reason=reason,
             status="denied",
             detail={"sink": message.sink, **detail},
