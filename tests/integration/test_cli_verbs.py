@@ -314,7 +314,7 @@ def test_doctor_reports_what_really_ran(lockgate: Verb, home: Path):
 def test_doctor_exits_3_when_nothing_can_isolate(lockgate: Verb, home: Path, monkeypatch: pytest.MonkeyPatch):
     """X2: the report is that of a host on which no sandbox can be hardened."""
     monkeypatch.setattr(engine, "runtimes", lambda: {"container": ContainerRuntime(("--fail=landlock",))})
-    report = doctor.report(Settings(pool=1))
+    report = doctor.report(Settings(pool=1, memory="rlimit"))
     monkeypatch.setattr(Gate, "doctor", lambda _self: report)
     done = lockgate("doctor", "--json")
     assert done.returncode == 3
