@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lockgate as lg
 from gate_fixtures import OPERATIONS
 from lockgate.audit import reader
+from supervisor_client import descendants, groups_of
 
 HOSTILE = (
     "while True: pass",
@@ -56,46 +57,24 @@ disk = 16777216
 DEADLINE = 60.0  # seconds after which a single run counts as hung
 
 
-def descendants() -> dict[str, str]:
-    """Processes that come from this one: pid to command."""
-    parents: dict[str, str] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
+def child(which: str) -> int | None:
+    """The pid of our child that runs `lockgate.<which>`; None when it is gone already."""
+    for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
-            parents[name] = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
-    found: dict[str, str] = {}
-    more = {str(os.getpid())}
-    while more:
-        more = {pid for pid, parent in parents.items() if parent in more} - found.keys()
-        for pid in more:
-            with contextlib.suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return found
-
-
-def kill_child(which: str) -> bool:
-    """SIGKILL our child that runs `lockgate.<which>`; False when it is gone already."""
-    for pid, command in descendants().items():
-        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-            if f"-m lockgate.{which}" in command and parent == str(os.getpid()):
-                os.kill(int(pid), signal.SIGKILL)
-                return True
-    return False
+            if f"-m lockgate.{which} " in command and parent == str(os.getpid()):
+                return pid
+    return None
 
 
-def census() -> dict[str, int]:
-    """What this process and its children hold."""
-    own = os.readlink("/proc/self/ns/pid")
-    groups = 0
-    for top in ("memory", "pids", "cpu", "unified", ""):
-        for _, folders, _ in os.walk(f"/sys/fs/cgroup/{top}"):
-            groups += sum(f"lockgate-{os.getpid()}" in folder for folder in folders)
+def census(supervisors: set[int]) -> dict[str, int]:
+    """What this process, its children and the groups of every supervisor it ever had come to."""
     return {
-        "processes": len(descendants()),
+        "processes": len(descendants(os.getpid())),
         "fds": len(os.listdir("/proc/self/fd")),
         "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
-        "namespace": int(own != os.readlink("/proc/self/ns/pid")),
-        "cgroups": groups,
+        "cgroups": sum(len(groups_of(pid)) for pid in supervisors),
     }
 
 
@@ -112,6 +91,8 @@ class Soak:
         self.took: list[float] = []
         self.peak = 0
         self.number = 0
+        self.supervisors: set[int] = set()
+        self.groups_seen = 0
 
     @property
     def over(self) -> bool:
@@ -147,7 +128,9 @@ class Soak:
         """After a random time kill broker or supervisor, by pid, once."""
         await asyncio.sleep(self.chance.uniform(0.2, 1.0) * gap)
         which = self.chance.choice(("broker", "supervisor"))
-        if kill_child(which):
+        pid = child(which)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
             self.ends[f"killed the {which}"] += 1
 
     async def round(self, gap: float | None) -> None:
@@ -155,6 +138,10 @@ class Soak:
         gate = lg.Gate(self.home / "lockgate.toml")
         try:
             await gate.start()
+            pid = child("supervisor")
+            if pid is not None:
+                self.supervisors.add(pid)
+                self.groups_seen += len(groups_of(pid))
             work = [asyncio.ensure_future(self.worker(gate)) for _ in range(4)]
             if gap is not None:
                 work.append(asyncio.ensure_future(self.killer(gap)))
@@ -179,7 +166,7 @@ async def soak(*, runs: int, seconds: float, kills: int, seed: int) -> dict[str,
         (home / "lockgate.toml").write_text(CONFIG)
         one = Soak(runs=0, seconds=seconds, kills=kills, seed=seed, home=home)
         await one.round(None)  # every import and cache once
-        before = census()
+        before = census(one.supervisors)
         one.left, began = runs, time.monotonic()
         gap = min(seconds, runs / 60) / (kills + 1)
         while not one.over:
@@ -189,7 +176,7 @@ async def soak(*, runs: int, seconds: float, kills: int, seed: int) -> dict[str,
         took = time.monotonic() - began
         after: dict[str, int] = {}
         for _ in range(40):
-            after = census()
+            after = census(one.supervisors)
             if all(after[key] <= before[key] for key in before):
                 break
             await asyncio.sleep(0.25)
@@ -203,6 +190,7 @@ async def soak(*, runs: int, seconds: float, kills: int, seed: int) -> dict[str,
             "peak_rss_mib": round(one.peak / 2**20, 1),
             "own_peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             "ends": dict(one.ends),
+            "groups_seen": one.groups_seen,
             "left": {key: after[key] - before[key] for key in before if after[key] > before[key]},
             "audit": {"ok": report.ok, "rows": report.rows},
         }

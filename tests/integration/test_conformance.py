@@ -13,24 +13,9 @@ import pytest
 import lockgate as lg
 from gate_fixtures import gate_home, gate_scope
 from lockgate.runtimes.conformance import CHECKS, Check, NotConformant, run_suite
+from supervisor_client import descendants
 
 RUNGS = ("container",)
-
-
-def descendants() -> int:
-    """Processes that come from this one."""
-    parents: dict[str, str] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            parents[name] = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            continue
-    found: set[str] = set()
-    more = {str(os.getpid())}
-    while more:
-        found |= more
-        more = {pid for pid, parent in parents.items() if parent in more} - found
-    return len(found)
 
 
 class GateSubject:
@@ -50,7 +35,7 @@ class GateSubject:
             if not stats["dying"] and not stats["growing"] and not stats["runs"]:
                 break
             await asyncio.sleep(0.05)
-        return descendants() - (await self._gate.stats())["warm"]
+        return len(descendants(os.getpid())) - (await self._gate.stats())["warm"]
 
     async def supervisor_rss(self) -> int:
         return (await self._gate.stats())["rss"]
