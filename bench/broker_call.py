@@ -9,20 +9,17 @@ import asyncio
 import contextlib
 import json
 import os
-import selectors
 import socket
 import struct
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import lockgate as lg
 from common import emit, row
-from lockgate.contract.bounds import Bounds
 from lockgate.runtimes.container import ContainerRuntime
 from lockgate.runtimes.protocol import MachineEvent, MachineResult, Template, TemplateSpec
+from slots import BOUNDS, end, make, wait_for
 
-BOUNDS = Bounds()
 ROUNDS = 12
 CALLS = 200
 OPERATIONS = '''
@@ -107,10 +104,7 @@ def serve(sock: socket.socket) -> None:
 
 def echo(template: Template) -> list[float]:
     """Seconds of each of `CALLS` round trips of the same frames from a slot to a plain process outside."""
-    machine = template.request(BOUNDS)
-    wait(template, lambda: machine.pidfd >= 0, template.on_readable)
-    events: list[MachineEvent] = []
-    wait(machine.control, lambda: bool(events), lambda: events.extend(machine.on_control()))
+    machine = make(template, cold=False)
     channel = machine.take_channel()
     channel.setblocking(True)
     child = os.fork()
@@ -120,28 +114,16 @@ def echo(template: Template) -> list[float]:
             serve(channel)
         os._exit(0)
     channel.close()
-    events.clear()
     machine.send_code(ECHO.encode(), BOUNDS)
-    wait(machine.control, lambda: bool(events), lambda: events.extend(machine.on_control()))
-    machine.kill()
-    wait(machine.pidfd, lambda: True, lambda: None)
-    machine.close()
+    events: list[MachineEvent] = []
+    while not events:
+        wait_for(machine.control)
+        events = machine.on_control()
+    end(machine)
     os.waitpid(child, 0)
     if not isinstance(events[0], MachineResult) or events[0].value is None:
         raise SystemExit(f"the echo failed: {events[0]}")
     return json.loads(events[0].value)
-
-
-def wait(fd: object, done: Callable[[], bool], turn: Callable[[], object], seconds: float = 30.0) -> None:
-    """Call `turn` whenever `fd` is readable until `done`; gives up loudly."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(fd, selectors.EVENT_READ)  # type: ignore[arg-type]
-        while True:
-            if not selector.select(seconds):
-                raise SystemExit("nothing came in time")
-            turn()
-            if done():
-                return
 
 
 async def main() -> None:
