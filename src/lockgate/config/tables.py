@@ -1,0 +1,143 @@
+"""The tables of `lockgate.toml`, as types. What a value may be is checked in `checks`, what a key may be in `keys`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from lockgate.contract.bounds import Bounds
+from lockgate.contract.run import Rung
+
+RUNGS: Final[tuple[Rung, ...]] = ("container", "gvisor", "microvm", "wasm")
+_KEY_REF: Final = re.compile(r"\Asecret ([A-Za-z][A-Za-z0-9_-]{0,63})\Z")
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every table of the file."""
+
+
+class Audit(Table, frozen=True, kw_only=True):
+    """`[audit]`. `path`: the database, absolute once loaded."""
+
+    path: str = "audit.db"
+
+
+class Execution(Table, frozen=True, kw_only=True):
+    """`[execution]`: what a run gets when the call does not say.
+
+    Attributes:
+        rung: the isolation rung.
+        accept_shared_kernel: whether hostile code may run on a rung that shares the host's kernel (X3).
+        memory: "cgroup", or "rlimit" to accept the weaker fallback on hosts without a memory cgroup (X6).
+        env: name of the package set, or None for the standard library alone.
+        pool: warm slots to keep.
+        env_store: directory of package sets, absolute once loaded; None = the user's data directory.
+        cgroup: a delegated cgroup v2 directory for runs, absolute once loaded; None = look for one.
+        bounds: ceilings of every run under this configuration.
+
+    """
+
+    rung: Rung = "container"
+    accept_shared_kernel: bool = False
+    memory: Literal["cgroup", "rlimit"] = "cgroup"
+    env: str | None = None
+    pool: int = 4
+    env_store: str | None = None
+    cgroup: str | None = None
+    bounds: Bounds = Bounds()
+
+
+class Secret(Table, frozen=True, kw_only=True):
+    """`[secrets.NAME]`. `ref`: where the broker finds it, never the value."""
+
+    ref: str
+
+
+class Backend(Table, frozen=True, kw_only=True):
+    """`[backends.NAME]`: a service that operations call, and how tokens for it are minted.
+
+    Attributes:
+        minter: the kind of minter, None = this backend needs no token.
+        key: `secret NAME`, the signing key.
+        issuer: the `iss` claim. audience: the `aud` claim.
+        ttl: lifetime of one token in seconds, at most 60.
+        url: where the service listens.
+
+    """
+
+    minter: Literal["jwt"] | None = None
+    key: str | None = None
+    issuer: str | None = None
+    audience: str | None = None
+    ttl: float = 30.0
+    url: str | None = None
+
+    @property
+    def key_name(self) -> str | None:
+        """The NAME in `key = "secret NAME"`."""
+        found = _KEY_REF.match(self.key or "")
+        return found[1] if found else None
+
+
+class Broker(Table, frozen=True, kw_only=True):
+    """`[broker]`.
+
+    Attributes:
+        user: the user it becomes when started as root, None = stay. Secrets' files must then be that user's.
+        approval_wait: seconds a call waits for a person before it is told `approval_required`.
+
+    """
+
+    user: str | None = None
+    approval_wait: float = 10.0
+
+
+class Render(Table, frozen=True, kw_only=True):
+    """`[render]`: which URL may be live in what a person is shown (E5), and the caps of one message.
+
+    Attributes:
+        links: prefix rules for links, such as "https://docs.example.com/*".
+        images: prefix rules for images, without a query.
+        exact: URLs that may live as they are, "mailto:help@example.com" too.
+        canaries: planted values; a message that holds one is withheld and its run is closed.
+        max_images: live images of one message.
+        max_urls: distinct live URLs of one message.
+        max_run_urls: distinct live URLs of all messages of one run.
+        max_bytes: bytes of one message; what is beyond is dropped with a marker.
+        check_every: the self-check runs on every n-th message; 1 is every one, 0 is never.
+
+    """
+
+    links: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
+    canaries: tuple[str, ...] = ()
+    max_images: int = 3
+    max_urls: int = 10
+    max_run_urls: int = 64
+    max_bytes: int = 262144
+    check_every: int = 1
+
+
+class Config(Table, frozen=True, kw_only=True):
+    """The whole configuration. `base` is the absolute directory that relative paths were resolved against.
+
+    Attributes:
+        operations: `module:attribute` of the sealed registry, imported by the broker alone, from `base`.
+
+    """
+
+    operations: str | None = None
+    audit: Audit = Audit()
+    execution: Execution = Execution()
+    broker: Broker = Broker()
+    secrets: dict[str, Secret] = {}
+    backends: dict[str, Backend] = {}
+    render: Render = Render()
+    base: str = "/"
+
+    def to_json(self) -> bytes:
+        """Return the validated configuration as JSON that `load` takes back unchanged."""
+        return msgspec.json.encode(self)
