@@ -14,10 +14,11 @@ from typing import Final
 import msgspec
 
 from lockgate.config.places import Where
-from lockgate.config.tables import Audit, Config, Render, Secret
+from lockgate.config.tables import Alerts, Audit, Config, Render, Secret
 from lockgate.contract.errors import ConfigError, LockgateError
 
 _ENV: Final = re.compile(r"\A[a-z0-9][a-z0-9._-]{0,63}\Z")
+_FIELD: Final = re.compile(r"\A[a-z][a-z0-9-]{0,63}\Z")
 _TARGET: Final = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -38,6 +39,10 @@ def checked(config: Config, place: Where) -> Config:
         )
     if config.render != Render():
         _check_render(config.render, place)
+    if config.alerts != Alerts():
+        from lockgate.config.alerting import check_alerts  # noqa: PLC0415 - only a file with [alerts] pays for it
+
+        check_alerts(config, place)
     for name, backend in config.backends.items():
         path = f"backends.{name}"
         if backend.key is not None and backend.key_name not in config.secrets:
@@ -49,6 +54,16 @@ def checked(config: Config, place: Where) -> Config:
             raise ConfigError(
                 f"{place(path)}: {path} mints jwt tokens, so it needs key, issuer and audience",
                 next_step="give all three",
+            )
+        if backend.minter == "key" and not backend.key:
+            raise ConfigError(
+                f"{place(path)}: {path} lends a stored key, so it needs key",
+                next_step='write key = "secret NAME" and a table [secrets.NAME]',
+            )
+        if backend.header is not None and (backend.minter != "key" or not _FIELD.match(backend.header)):
+            raise ConfigError(
+                f'{place(f"{path}.header")}: {path}.header is no field name, or the minter is not "key"',
+                next_step='write header = "x-api-key" beside minter = "key"',
             )
         if not 0 < backend.ttl <= 60:
             raise ConfigError(f"{place(f'{path}.ttl')}: {path}.ttl is outside 0..60 s", next_step="give at most 60")
@@ -95,6 +110,19 @@ def resolved(config: Config, base: Path, place: Where) -> Config:
         path, hash_, fragment = rest.removeprefix("//").partition("#")
         return f"file://{absolute(path, key)}{hash_}{fragment}"
 
+    alerts = config.alerts
+    if alerts != Alerts():
+        places = {"state": alerts.state, "textfile": alerts.textfile}
+        alerts = msgspec.structs.replace(
+            alerts,
+            sinks={
+                name: sink
+                if sink.path is None
+                else msgspec.structs.replace(sink, path=absolute(sink.path, f"alerts.sinks.{name}.path"))
+                for name, sink in alerts.sinks.items()
+            },
+            **{key: None if path is None else absolute(path, f"alerts.{key}") for key, path in places.items()},
+        )
     execution = config.execution
     given = {"env_store": execution.env_store, "cgroup": execution.cgroup}
     execution = msgspec.structs.replace(
@@ -106,5 +134,6 @@ def resolved(config: Config, base: Path, place: Where) -> Config:
         audit=Audit(path=absolute(config.audit.path, "audit.path")),
         execution=execution,
         secrets={name: Secret(ref=reference(name, entry.ref)) for name, entry in config.secrets.items()},
+        alerts=alerts,
         base=str(base),
     )

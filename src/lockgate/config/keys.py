@@ -28,11 +28,18 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "secrets.*": tables.Secret.__struct_fields__,
     "backends.*": tables.Backend.__struct_fields__,
     "render": tables.Render.__struct_fields__,
+    "alerts": tables.Alerts.__struct_fields__,
+    "alerts.sinks.*": tables.AlertSink.__struct_fields__,
 }
+_NAMED: Final = ("secrets", "backends", "alerts.sinks")
+"""Tables whose keys are names that the person chose."""
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "execution.rung": tables.RUNGS,
     "execution.memory": ("cgroup", "rlimit"),
-    "minter": ("jwt",),
+    "minter": ("jwt", "key"),
+    "kind": ("file", "webhook", "slack", "pagerduty", "otlp"),
+    "format": ("ocsf", "cef"),
+    "at_least": ("medium", "critical"),
 }
 
 
@@ -65,8 +72,8 @@ def check_literals(data: Mapping[str, Any], place: Where) -> None:
 
 def check_keys(data: Mapping[str, Any], table: str, place: Where) -> None:
     """Raise ConfigError for a key of `table`, or of a table below it, that nobody reads."""
-    parts = table.split(".")
-    kind = f"{parts[0]}.*" if parts[0] in ("secrets", "backends") and len(parts) == 2 else table
+    outer = table.rpartition(".")[0]
+    kind = f"{outer}.*" if outer in _NAMED else table
     valid = _KEYS.get(kind)
     for key, value in data.items():
         path = f"{table}.{key}" if table else key
@@ -76,7 +83,7 @@ def check_keys(data: Mapping[str, Any], table: str, place: Where) -> None:
             raise ConfigError(
                 f"{place(path)}: {shown(key)!r} is no name", next_step="use letters, digits, _ and -, a letter first"
             )
-        if isinstance(value, Mapping) and (path in _KEYS or path in ("secrets", "backends") or valid is None):
+        if isinstance(value, Mapping) and (path in _KEYS or path in _NAMED or valid is None):
             check_keys(cast("Mapping[str, Any]", value), path, place)
 
 

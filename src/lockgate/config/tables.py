@@ -9,8 +9,9 @@ import msgspec
 
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.run import Rung
+from lockgate.contract.rungs import RUNGS, Weakness
 
-RUNGS: Final[tuple[Rung, ...]] = ("container", "gvisor", "microvm", "wasm")
+__all__ = ["RUNGS", "Audit", "Backend", "Broker", "Config", "Execution", "Render", "Secret", "Table"]
 _KEY_REF: Final = re.compile(r"\Asecret ([A-Za-z][A-Za-z0-9_-]{0,63})\Z")
 
 
@@ -30,6 +31,7 @@ class Execution(Table, frozen=True, kw_only=True):
     Attributes:
         rung: the isolation rung.
         accept_shared_kernel: whether hostile code may run on a rung that shares the host's kernel (X3).
+        accept_weaker: weaknesses of other rungs on this host that are accepted (X3).
         memory: "cgroup", or "rlimit" to accept the weaker fallback on hosts without a memory cgroup (X6).
         env: name of the package set, or None for the standard library alone.
         pool: warm slots to keep.
@@ -41,6 +43,7 @@ class Execution(Table, frozen=True, kw_only=True):
 
     rung: Rung = "container"
     accept_shared_kernel: bool = False
+    accept_weaker: tuple[Weakness, ...] = ()
     memory: Literal["cgroup", "rlimit"] = "cgroup"
     env: str | None = None
     pool: int = 4
@@ -59,16 +62,19 @@ class Backend(Table, frozen=True, kw_only=True):
     """`[backends.NAME]`: a service that operations call, and how tokens for it are minted.
 
     Attributes:
-        minter: the kind of minter, None = this backend needs no token.
-        key: `secret NAME`, the signing key.
+        minter: the kind of minter, None = this backend needs no token. "jwt" signs one per call; "key" lends a stored
+            key of the service itself for one call, for services that know nothing shorter-lived.
+        key: `secret NAME`, the signing key, or the key that is lent.
+        header: the field that carries a lent key bare, such as "x-api-key"; None = `Authorization: Bearer`.
         issuer: the `iss` claim. audience: the `aud` claim.
         ttl: lifetime of one token in seconds, at most 60.
         url: where the service listens.
 
     """
 
-    minter: Literal["jwt"] | None = None
+    minter: Literal["jwt", "key"] | None = None
     key: str | None = None
+    header: str | None = None
     issuer: str | None = None
     audience: str | None = None
     ttl: float = 30.0
@@ -121,6 +127,70 @@ class Render(Table, frozen=True, kw_only=True):
     check_every: int = 1
 
 
+class AlertSink(Table, frozen=True, kw_only=True):
+    """`[alerts.sinks.NAME]`: where alerts go.
+
+    Attributes:
+        kind: "file", "webhook", "slack", "pagerduty" or "otlp".
+        url: an https URL, or `secret NAME` where the URL itself is one; slack and pagerduty know theirs.
+        key: `secret NAME`: signs a webhook, routes PagerDuty, is Slack's or OTLP's bearer token.
+        path: of a file sink, absolute once loaded.
+        channel: of a slack sink with a token.
+        format: of a file sink: "ocsf" (JSON lines, OCSF 1.8) or "cef" (CEF in RFC 5424).
+        at_least: the lowest severity that it gets.
+        every: each denial, and not the first and then counts.
+        loopback_http: let a plain http URL name this machine's loopback.
+        private: let the URL lead to a private address.
+
+    """
+
+    kind: Literal["file", "webhook", "slack", "pagerduty", "otlp"]
+    url: str | None = None
+    key: str | None = None
+    path: str | None = None
+    channel: str | None = None
+    format: Literal["ocsf", "cef"] = "ocsf"
+    at_least: Literal["medium", "critical"] = "medium"
+    every: bool = False
+    loopback_http: bool = False
+    private: bool = False
+
+    def secret_name(self, key: str) -> str | None:
+        """The NAME when the value of `key` is `secret NAME`."""
+        found = _KEY_REF.match(getattr(self, key) or "")
+        return found[1] if found else None
+
+
+class Alerts(Table, frozen=True, kw_only=True):
+    """`[alerts]`: what becomes of denials (E4). Without a sink, a textfile and metrics nothing is started.
+
+    Attributes:
+        sinks: by name.
+        window: seconds in which what was alerted once is only counted.
+        escalate: denials of one run that raise one critical alert more.
+        queue: alerts that may wait for one sink.
+        timeout: seconds that one delivery may take.
+        state: the spool, absolute once loaded; None = beside the audit file.
+        textfile: a file for Prometheus' textfile collector, absolute once loaded.
+        metrics: "address:port" that answers Prometheus; loopback, or say another.
+
+    """
+
+    sinks: dict[str, AlertSink] = {}
+    window: float = 300.0
+    escalate: int = 5
+    queue: int = 10_000
+    timeout: float = 10.0
+    state: str | None = None
+    textfile: str | None = None
+    metrics: str | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is to be done with denials."""
+        return bool(self.sinks or self.textfile or self.metrics)
+
+
 class Config(Table, frozen=True, kw_only=True):
     """The whole configuration. `base` is the absolute directory that relative paths were resolved against.
 
@@ -136,6 +206,7 @@ class Config(Table, frozen=True, kw_only=True):
     secrets: dict[str, Secret] = {}
     backends: dict[str, Backend] = {}
     render: Render = Render()
+    alerts: Alerts = Alerts()
     base: str = "/"
 
     def to_json(self) -> bytes:
