@@ -17,8 +17,8 @@ from lockgate.policy.suffixes import below
 REGISTRIES: Final[dict[str, str]] = {
     "Python": """
         pypi.org .pypi.org pypi.python.org files.pythonhosted.org .pythonhosted.org pypi.io download.pytorch.org
-        bootstrap.pypa.io repo.anaconda.com conda.anaconda.org .anaconda.org anaconda.org repo.continuum.io
-        prefix.dev repo.prefix.dev conda-mapping.prefix.dev wheels.scipy.org pypi.nvidia.com pypi.ngc.nvidia.com
+        bootstrap.pypa.io repo.anaconda.com conda.anaconda.org .anaconda.org anaconda.org repo.continuum.io prefix.dev
+        repo.prefix.dev conda-mapping.prefix.dev wheels.scipy.org pypi.nvidia.com pypi.ngc.nvidia.com
         pypi.tuna.tsinghua.edu.cn pypi.doubanio.com pypi.douban.com pypi.mirrors.ustc.edu.cn mirror.baidu.com
         pypi.hustunique.com pypi.sdutlinux.org www.piwheels.org piwheels.org packages.piwheels.org gemfury.com
         .fury.io pypi.fury.io astral.sh releases.astral.sh install.python-poetry.org www.python.org
@@ -43,10 +43,9 @@ REGISTRIES: Final[dict[str, str]] = {
         repo.maven.apache.org repo1.maven.org repo2.maven.org .maven.org maven.org central.sonatype.com .sonatype.org
         oss.sonatype.org s01.oss.sonatype.org central.sonatype.org maven.google.com dl.bintray.com jcenter.bintray.com
         plugins.gradle.org services.gradle.org downloads.gradle.org repo.gradle.org .gradle.org jitpack.io
-        www.jitpack.io repo.spring.io maven.pkg.github.com maven.aliyun.com repo.huaweicloud.com repo.clojars.org clojars.org
-        packages.confluent.io repository.apache.org dlcdn.apache.org archive.apache.org
-        maven-central.storage.googleapis.com
-        maven-central.storage-download.googleapis.com get.sdkman.io api.sdkman.io
+        www.jitpack.io repo.spring.io maven.pkg.github.com maven.aliyun.com repo.huaweicloud.com repo.clojars.org
+        clojars.org packages.confluent.io repository.apache.org dlcdn.apache.org archive.apache.org
+        maven-central.storage.googleapis.com maven-central.storage-download.googleapis.com get.sdkman.io api.sdkman.io
     """,
     ".NET": """
         api.nuget.org www.nuget.org nuget.org .nuget.org globalcdn.nuget.org nuget.pkg.github.com pkgs.dev.azure.com
@@ -63,37 +62,36 @@ REGISTRIES: Final[dict[str, str]] = {
         cloud.r-project.org cran.rstudio.com packagemanager.posit.co packagemanager.rstudio.com bioconductor.org
         pkg.julialang.org .julialang.org pub.dev .pub.dev pub.dartlang.org storage.flutter-io.cn cocoapods.org
         .cocoapods.org cdn.cocoapods.org trunk.cocoapods.org swiftpackageregistry.com opam.ocaml.org luarocks.org
-        .luarocks.org elpa.gnu.org melpa.org .melpa.org code.dlang.org package.elm-lang.org nimble.directory
-        conan.io center.conan.io center2.conan.io registry.bazel.build bcr.bazel.build raku.land
-        registry.terraform.io .terraform.io registry.opentofu.org releases.hashicorp.com galaxy.ansible.com
-        supermarket.chef.io forgeapi.puppet.com artifacthub.io charts.helm.sh charts.bitnami.com
+        .luarocks.org elpa.gnu.org melpa.org .melpa.org code.dlang.org package.elm-lang.org nimble.directory conan.io
+        center.conan.io center2.conan.io registry.bazel.build bcr.bazel.build raku.land registry.terraform.io
+        .terraform.io registry.opentofu.org releases.hashicorp.com galaxy.ansible.com supermarket.chef.io
+        forgeapi.puppet.com artifacthub.io charts.helm.sh charts.bitnami.com
     """,
     "operating systems": """
         deb.debian.org .debian.org debian.org security.debian.org ftp.debian.org httpredir.debian.org
-        snapshot.debian.org archive.ubuntu.com .archive.ubuntu.com security.ubuntu.com ports.ubuntu.com old-releases.ubuntu.com
-        releases.ubuntu.com cdimage.ubuntu.com ppa.launchpad.net
-        ppa.launchpadcontent.net .launchpad.net .launchpadcontent.net esm.ubuntu.com api.snapcraft.io .snapcraft.io
-        dl-cdn.alpinelinux.org .alpinelinux.org mirrors.fedoraproject.org .fedoraproject.org mirror.centos.org
-        .centos.org mirrors.rockylinux.org .rockylinux.org mirrors.almalinux.org .almalinux.org repo.almalinux.org
-        cdn.redhat.com cdn-ubi.redhat.com download.opensuse.org .opensuse.org mirrorcache.opensuse.org
-        geo.mirror.pkgbuild.com .pkgbuild.com .archlinux.org archlinux.org mirror.rackspace.com mirrors.kernel.org
-        cdn.kernel.org mirrors.edge.kernel.org mirrors.aliyun.com .mirrors.aliyun.com mirrors.tuna.tsinghua.edu.cn
+        snapshot.debian.org archive.ubuntu.com .archive.ubuntu.com security.ubuntu.com ports.ubuntu.com
+        old-releases.ubuntu.com releases.ubuntu.com cdimage.ubuntu.com ppa.launchpad.net ppa.launchpadcontent.net
+        .launchpad.net .launchpadcontent.net esm.ubuntu.com api.snapcraft.io .snapcraft.io dl-cdn.alpinelinux.org
+        .alpinelinux.org mirrors.fedoraproject.org .fedoraproject.org mirror.centos.org .centos.org
+        mirrors.rockylinux.org .rockylinux.org mirrors.almalinux.org .almalinux.org repo.almalinux.org cdn.redhat.com
+        cdn-ubi.redhat.com download.opensuse.org .opensuse.org mirrorcache.opensuse.org geo.mirror.pkgbuild.com
+        .pkgbuild.com .archlinux.org archlinux.org mirror.rackspace.com mirrors.kernel.org cdn.kernel.org
+        mirrors.edge.kernel.org mirrors.aliyun.com .mirrors.aliyun.com mirrors.tuna.tsinghua.edu.cn
         mirrors.ustc.edu.cn mirrors.163.com mirrors.huaweicloud.com mirrors.tencent.com mirror.nju.edu.cn
         mirrors.sjtug.sjtu.edu.cn mirrors.bfsu.edu.cn mirrors.zju.edu.cn mirror.sjtu.edu.cn ftp.jaist.ac.jp
         mirror.math.princeton.edu mirror.leaseweb.com ftp.fau.de mirrors.ocf.berkeley.edu mirror.kumi.systems
         packages.microsoft.com packages.cloud.google.com apt.postgresql.org download.docker.com pkgs.k8s.io
         apt.llvm.org deb.nodesource.com rpm.nodesource.com repo.mysql.com dl.fedoraproject.org voidlinux.org
         repo-default.voidlinux.org cache.nixos.org .nixos.org channels.nixos.org cachix.org .cachix.org
-        packages.wolfi.dev apk.cgr.dev distfiles.gentoo.org .gentoo.org pkg.freebsd.org .freebsd.org
-        cdn.openbsd.org ftp.netbsd.org cdn.netbsd.org flathub.org dl.flathub.org formulae.brew.sh brew.sh
-        packages.termux.dev
+        packages.wolfi.dev apk.cgr.dev distfiles.gentoo.org .gentoo.org pkg.freebsd.org .freebsd.org cdn.openbsd.org
+        ftp.netbsd.org cdn.netbsd.org flathub.org dl.flathub.org formulae.brew.sh brew.sh packages.termux.dev
     """,
     "container images": """
         registry-1.docker.io auth.docker.io index.docker.io hub.docker.com .docker.io docker.io desktop.docker.com
-        production.cloudflare.docker.com ghcr.io .ghcr.io quay.io .quay.io gcr.io .gcr.io registry.k8s.io
-        k8s.gcr.io .pkg.dev mcr.microsoft.com .mcr.microsoft.com .azurecr.io public.ecr.aws .ecr.aws nvcr.io
-        registry.gitlab.com registry.access.redhat.com registry.redhat.io registry.fedoraproject.org cgr.dev
-        registry.suse.com container-registry.oracle.com docker.elastic.co icr.io .icr.io docker.pkg.github.com
+        production.cloudflare.docker.com ghcr.io .ghcr.io quay.io .quay.io gcr.io .gcr.io registry.k8s.io k8s.gcr.io
+        .pkg.dev mcr.microsoft.com .mcr.microsoft.com .azurecr.io public.ecr.aws .ecr.aws nvcr.io registry.gitlab.com
+        registry.access.redhat.com registry.redhat.io registry.fedoraproject.org cgr.dev registry.suse.com
+        container-registry.oracle.com docker.elastic.co icr.io .icr.io docker.pkg.github.com
         registry.cn-hangzhou.aliyuncs.com docker.m.daocloud.io lscr.io docker.mirrors.ustc.edu.cn
     """,
     "models and data sets": """

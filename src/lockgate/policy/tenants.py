@@ -32,10 +32,10 @@ TENANTS: Final[dict[str, str]] = {
         .pipedream.net .m.pipedream.net requestcatcher.com .requestcatcher.com beeceptor.com .beeceptor.com
         hookbin.com hookdeck.com hkdk.events postb.in ptsv2.com ptsv3.com mockbin.org mockbin.io httpbin.org
         httpbingo.org postman-echo.com .interact.sh .oast.fun .oast.pro .oast.live .oast.site .oast.online .oast.me
-        .burpcollaborator.net .oastify.com .canarytokens.com canarytokens.com .dnslog.cn .ceye.io .bxss.me
-        .ngrok.io .ngrok.app .ngrok.dev .ngrok-free.app .ngrok-free.dev .trycloudflare.com .loca.lt .serveo.net
-        .localhost.run .lhr.life .localtunnel.me .bore.pub smee.io ntfy.sh webhookrelay.com .webrelay.io
-        .pinggy.link .tunnelmole.net .devtunnels.ms .zrok.io
+        .burpcollaborator.net .oastify.com .canarytokens.com canarytokens.com .dnslog.cn .ceye.io .bxss.me .ngrok.io
+        .ngrok.app .ngrok.dev .ngrok-free.app .ngrok-free.dev .trycloudflare.com .loca.lt .serveo.net .localhost.run
+        .lhr.life .localtunnel.me .bore.pub smee.io ntfy.sh webhookrelay.com .webrelay.io .pinggy.link .tunnelmole.net
+        .devtunnels.ms .zrok.io
     """,
     "office documents and forms": """
         docs.google.com forms.google.com drive.google.com sheets.google.com sheets.googleapis.com docs.googleapis.com
@@ -51,12 +51,12 @@ TENANTS: Final[dict[str, str]] = {
         etherpad.wikimedia.org hackmd.io app.smartsheet.com tally.so api.tally.so
     """,
     "chat and mail": """
-        hooks.slack.com slack.com files.slack.com api.slack.com .slack.com discord.com discordapp.com cdn.discordapp.com
-        media.discordapp.net api.telegram.org web.telegram.org t.me graph.facebook.com api.twitter.com api.x.com
-        outlook.office.com outlook.office365.com .webhook.office.com chat.googleapis.com gmail.googleapis.com
-        mail.google.com smtp.gmail.com api.sendgrid.com api.mailgun.net api.postmarkapp.com api.resend.com
-        api.twilio.com api.pushover.net api.pushbullet.com matrix.org matrix-client.matrix.org www.reddit.com
-        oauth.reddit.com mastodon.social api.linkedin.com hooks.teams.microsoft.com zoom.us api.zoom.us
+        hooks.slack.com slack.com files.slack.com api.slack.com .slack.com discord.com discordapp.com
+        cdn.discordapp.com media.discordapp.net api.telegram.org web.telegram.org t.me graph.facebook.com
+        api.twitter.com api.x.com outlook.office.com outlook.office365.com .webhook.office.com chat.googleapis.com
+        gmail.googleapis.com mail.google.com smtp.gmail.com api.sendgrid.com api.mailgun.net api.postmarkapp.com
+        api.resend.com api.twilio.com api.pushover.net api.pushbullet.com matrix.org matrix-client.matrix.org
+        www.reddit.com oauth.reddit.com mastodon.social api.linkedin.com hooks.teams.microsoft.com zoom.us api.zoom.us
     """,
     "automation hooks": """
         hooks.zapier.com zapier.com maker.ifttt.com ifttt.com hook.us1.make.com hook.us2.make.com hook.eu1.make.com
@@ -66,12 +66,12 @@ TENANTS: Final[dict[str, str]] = {
     """,
     "storage and functions": """
         s3.amazonaws.com .amazonaws.com .cloudfront.net .blob.core.windows.net .file.core.windows.net
-        .web.core.windows.net .table.core.windows.net .queue.core.windows.net .azurewebsites.net .azureedge.net .azurefd.net
-        .digitaloceanspaces.com .r2.cloudflarestorage.com .r2.dev .workers.dev .pages.dev .backblazeb2.com
-        .wasabisys.com .supabase.co .appspot.com .run.app .cloudfunctions.net .vercel.app .netlify.app .herokuapp.com
-        .fly.dev .onrender.com .github.io .gitlab.io .glitch.me .repl.co .replit.app .replit.dev .surge.sh
-        .web.app .firebaseapp.com .deno.dev .railway.app .b-cdn.net .algolia.net .algolianet.com .upstash.io
-        .mongodb.net data.mongodb-api.com .neon.tech api.cloudinary.com res.cloudinary.com
+        .web.core.windows.net .table.core.windows.net .queue.core.windows.net .azurewebsites.net .azureedge.net
+        .azurefd.net .digitaloceanspaces.com .r2.cloudflarestorage.com .r2.dev .workers.dev .pages.dev
+        .backblazeb2.com .wasabisys.com .supabase.co .appspot.com .run.app .cloudfunctions.net .vercel.app
+        .netlify.app .herokuapp.com .fly.dev .onrender.com .github.io .gitlab.io .glitch.me .repl.co .replit.app
+        .replit.dev .surge.sh .web.app .firebaseapp.com .deno.dev .railway.app .b-cdn.net .algolia.net .algolianet.com
+        .upstash.io .mongodb.net data.mongodb-api.com .neon.tech api.cloudinary.com res.cloudinary.com
     """,
     "telemetry and analytics": """
         www.google-analytics.com analytics.google.com .google-analytics.com .ingest.sentry.io .sentry.io sentry.io
@@ -82,8 +82,8 @@ TENANTS: Final[dict[str, str]] = {
     "search, fetch and translation": """
         r.jina.ai s.jina.ai api.tavily.com api.exa.ai serpapi.com api.search.brave.com api.firecrawl.dev
         api.scrapingbee.com translate.google.com translate.goog .translate.goog web.archive.org archive.org archive.ph
-        corsproxy.io api.allorigins.win api.codetabs.com images.weserv.nl proxy.duckduckgo.com
-        www.google.com www.bing.com duckduckgo.com api.bing.microsoft.com
+        corsproxy.io api.allorigins.win api.codetabs.com images.weserv.nl proxy.duckduckgo.com www.google.com
+        www.bing.com duckduckgo.com api.bing.microsoft.com
     """,
     "DNS over HTTPS": """
         dns.google cloudflare-dns.com one.one.one.one mozilla.cloudflare-dns.com dns.quad9.net doh.opendns.com

@@ -1,0 +1,280 @@
+"""The egress policy: one decision for each destination (E1).
+
+Rule 1: default deny. An entry is an exact `host:port`, or `*.host:port` for exactly one label; an empty list denies
+        all.
+Rule 2: a decision is a lookup of canonical values; deny beats allow, and every verdict names the rule that decided.
+Rule 3: port 80 means absolute-form HTTP and is never CONNECTED; every other port means CONNECT and TLS.
+Rule 4: report mode softens one reason alone, `not_allowed` for want of an entry. Addresses, ambiguous names, denied
+        entries, what a name leads to and what a tunnel carries are refused in both modes.
+Rule 5: pure. Nothing is resolved here; the caller asks before any packet leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, final
+
+import msgspec
+
+from lockgate.policy.egress_reasons import EgressReason, LoadReason, severity
+from lockgate.policy.egress_spec import EgressSpec, Limits, Mode, ModelApi, Profile, RuleSpec
+from lockgate.policy.host import Endpoint, Host
+
+How = Literal["connect", "http"]
+HTTP_PORT: Final = 80
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """One question: may a caller reach `endpoint`, by CONNECT (and TLS) or by an absolute-form http request."""
+
+    endpoint: Endpoint
+    how: How = "connect"
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False):
+    """The decision about one request.
+
+    Attributes:
+        allow: whether it may go on.
+        reason: of the closed list; "ok" when it is allowed.
+        rule: the entry that decided, as written; None when nothing matched.
+        detail: a fixed sentence for the audit row, without the input.
+        reported: report mode let through what `reason` would have denied.
+        metadata: the destination is a cloud's metadata service.
+
+    """
+
+    allow: bool
+    reason: EgressReason
+    rule: str | None = None
+    detail: str = ""
+    reported: bool = False
+    metadata: bool = False
+
+    @property
+    def severity(self) -> Literal[3, 5]:
+        """The OCSF severity of a denial."""
+        return severity(self.reason, metadata=self.metadata)
+
+
+class LoadWarning(msgspec.Struct, frozen=True):
+    """What is allowed and should be looked at again: an error under `strict = true`."""
+
+    reason: LoadReason
+    entry: str
+    text: str
+
+
+class EndpointRules(msgspec.Struct, frozen=True):
+    """What may be asked of one host whose TLS is opened here.
+
+    Attributes:
+        entry: the `endpoint` or `model` entry, as written.
+        rules: a request must fit one of them.
+        model: the vendor's wire format, when this is a model endpoint.
+        operation: the broker operation that sends it on.
+
+    """
+
+    entry: str
+    rules: tuple[RuleSpec, ...]
+    model: ModelApi | None = None
+    operation: str | None = None
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """What `egress_load` makes of a table; keys are canonical text and port.
+
+    Attributes:
+        exact: verdicts by host and port.
+        wild: verdicts by parent and port.
+        denied: by host and port; port 0 = every port.
+        denied_wild: by parent and port.
+        pinned: packed addresses of private entries.
+        endpoints: rules by host and port.
+        wild_endpoints: rules by parent and port.
+        nat64: 16 bytes of the prefix, and its length in bits.
+
+    """
+
+    exact: dict[tuple[str, int], Verdict]
+    wild: dict[tuple[str, int], Verdict]
+    denied: dict[tuple[str, int], Verdict]
+    denied_wild: dict[tuple[str, int], Verdict]
+    pinned: dict[tuple[str, int], frozenset[bytes]]
+    endpoints: dict[tuple[str, int], EndpointRules]
+    wild_endpoints: dict[tuple[str, int], EndpointRules]
+    nat64: tuple[bytes, int] | None
+    warnings: tuple[LoadWarning, ...]
+    hash: str
+
+
+_MISSING: Final = Verdict(False, "not_allowed", None, "no entry of the list names it")
+_REPORTED: Final = Verdict(True, "not_allowed", None, "no entry of the list names it", reported=True)
+_LITERAL: Final = Verdict(
+    False, "ip_literal_or_ambiguous", None, "an address is no destination without a private entry"
+)
+_WILDCARD_DNS: Final = "names under a wildcard are not answered"
+
+
+@final
+class EgressPolicy:
+    """A list that was loaded without errors.
+
+    Attributes:
+        spec: the table it was made of.
+        mode: "enforce" or "report".
+        profile: "runtime" or "build".
+        hash: SHA-256 of the canonical table, hexadecimal: what rows name.
+        warnings: to print and to audit at each start.
+        limits: budgets of one run.
+        nat64: the operator's NAT64 prefix and its length in bits, or None.
+        wildcard_dns: how many names under wildcards the synthetic DNS answers in one run.
+
+    """
+
+    __slots__ = ("_made", "hash", "limits", "mode", "nat64", "profile", "spec", "warnings", "wildcard_dns")
+
+    def __init__(self, spec: EgressSpec, made: Compiled) -> None:
+        self.spec = spec
+        self._made = made
+        self.mode: Mode = spec.mode
+        self.profile: Profile = spec.profile
+        self.hash = made.hash
+        self.warnings = made.warnings
+        self.limits: Limits = spec.limits
+        self.nat64 = made.nat64
+        self.wildcard_dns = spec.wildcard_dns
+
+    @classmethod
+    def of(cls, spec: EgressSpec) -> EgressPolicy:
+        """Make a policy of a table.
+
+        Raises:
+            EgressConfigError: an entry is wrong or too broad; its `reason` says which way.
+
+        """
+        from lockgate.policy.egress_load import compile_spec  # noqa: PLC0415 - it imports this file
+
+        return cls(spec, compile_spec(spec))
+
+    @classmethod
+    def load(cls, text: str) -> EgressPolicy:
+        """Read the `[egress]` table of a TOML text; other tables are left alone.
+
+        Raises:
+            EgressConfigError: it is not TOML, has no such table, or as `of`.
+
+        """
+        from lockgate.policy.egress_load import spec_of_text  # noqa: PLC0415 - it imports this file
+
+        return cls.of(spec_of_text(text))
+
+    @classmethod
+    def from_data(cls, data: object) -> EgressPolicy:
+        """Make a policy of what the table holds, as TOML or JSON decodes it.
+
+        Raises:
+            EgressConfigError: as `of`.
+
+        """
+        from lockgate.policy.egress_load import spec_of_data  # noqa: PLC0415 - it imports this file
+
+        return cls.of(spec_of_data(data))
+
+    def decide(self, ask: Ask) -> Verdict:
+        """Decide on one destination, for each request anew. Pure: nothing is resolved."""
+        made = self._made
+        endpoint = ask.endpoint
+        host, port = endpoint.host, endpoint.port
+        key = (host.text, port)
+        parent = ""
+        if made.denied or made.denied_wild:
+            parent = host.text.partition(".")[2] if host.kind == "name" else ""
+            found = (
+                made.denied.get(key)
+                or made.denied.get((host.text, 0))
+                or made.denied_wild.get((parent, port))
+                or made.denied_wild.get((parent, 0))
+            )
+            if found is not None:
+                return found
+        found = made.exact.get(key)
+        if found is None:
+            if host.kind != "name":
+                return _LITERAL
+            if made.wild:
+                label, _, parent = host.text.partition(".")
+                if not label.startswith("xn--"):
+                    found = made.wild.get((parent, port))
+            if found is None:
+                return _REPORTED if self.mode == "report" else _MISSING
+        if (port == HTTP_PORT) is not (ask.how == "http"):
+            return _WRONG_FORM[ask.how]
+        return found
+
+    def decide_name(self, host: Host) -> Verdict:
+        """Decide whether the synthetic DNS may answer an address question about `host`, on whatever port."""
+        made = self._made
+        if host.kind != "name":
+            return _LITERAL
+        label, _, parent = host.text.partition(".")
+        if (denied := self._denied_name(host.text, parent)) is not None:
+            return denied
+        for (name, _), verdict in made.exact.items():
+            if name == host.text:
+                return Verdict(True, "synthetic_answer", verdict.rule)
+        for (name, _), verdict in made.wild.items():
+            if name == parent and not label.startswith("xn--"):
+                if self.wildcard_dns > 0:
+                    return Verdict(True, "synthetic_answer", verdict.rule)
+                return Verdict(False, "wildcard_dns_budget", verdict.rule, _WILDCARD_DNS)
+        if self.mode == "report":
+            return Verdict(True, "not_allowed", None, _MISSING.detail, reported=True)
+        return _MISSING
+
+    def _denied_name(self, text: str, parent: str) -> Verdict | None:
+        """Return the denial of a name on every port, if there is one."""
+        made = self._made
+        return made.denied.get((text, 0)) or made.denied_wild.get((parent, 0))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of exact entries: what the synthetic DNS answers."""
+        return frozenset(host for host, _ in self._made.exact if host[0] != "[" and not host[-1].isdigit())
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """All rules, as verdicts name them, in their order."""
+        made = self._made
+        groups: tuple[dict[Any, Verdict], ...] = (made.denied, made.denied_wild, made.exact, made.wild)
+        return tuple(dict.fromkeys(one.rule for group in groups for one in group.values() if one.rule))
+
+    def pinned(self, endpoint: Endpoint) -> frozenset[bytes] | None:
+        """Return the packed addresses that a private entry may lead to, or None when it must lead to public ones."""
+        return self._made.pinned.get((endpoint.host.text, endpoint.port))
+
+    def rules_for(self, endpoint: Endpoint) -> EndpointRules | None:
+        """Return the rules each request to `endpoint` must fit; TLS to it is opened at the gateway. None = a tunnel."""
+        made = self._made
+        found = made.endpoints.get((endpoint.host.text, endpoint.port))
+        if found is None and made.wild_endpoints and endpoint.host.kind == "name":
+            found = made.wild_endpoints.get((endpoint.host.text.partition(".")[2], endpoint.port))
+        return found
+
+    def intercepts(self, endpoint: Endpoint) -> EndpointRules | None:
+        """Return the same as `rules_for`."""
+        return self.rules_for(endpoint)
+
+    def model(self, endpoint: Endpoint) -> ModelApi | None:
+        """Return the wire format of a model endpoint, or None."""
+        found = self.rules_for(endpoint)
+        return None if found is None else found.model
+
+    def __repr__(self) -> str:
+        return f"<egress policy {self.hash[:12]}: {len(self._made.exact) + len(self._made.wild)} entries, {self.mode}>"
+
+
+_WRONG_FORM: Final[dict[str, Verdict]] = {
+    "connect": Verdict(False, "not_allowed", "port 80 is not CONNECTED", "plain HTTP is asked for in absolute form"),
+    "http": Verdict(False, "not_allowed", "only port 80 is plain HTTP", "other ports are CONNECTED and speak TLS"),
+}
