@@ -55,6 +55,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         """The OCSF severity of a denial."""
         return severity(self.reason, metadata=self.metadata)
 
+    @property
+    def critical(self) -> bool:
+        """Whether its alert is never suppressed."""
+        return self.severity == 5
+
 
 class LoadWarning(msgspec.Struct, frozen=True):
     """What is allowed and should be looked at again: an error under `strict = true`."""
@@ -132,7 +137,19 @@ class EgressPolicy:
 
     """
 
-    __slots__ = ("_made", "hash", "limits", "mode", "nat64", "profile", "spec", "warnings", "wildcard_dns")
+    __slots__ = (
+        "_made",
+        "_names",
+        "_parents",
+        "hash",
+        "limits",
+        "mode",
+        "nat64",
+        "profile",
+        "spec",
+        "warnings",
+        "wildcard_dns",
+    )
 
     def __init__(self, spec: EgressSpec, made: Compiled) -> None:
         self.spec = spec
@@ -144,6 +161,8 @@ class EgressPolicy:
         self.limits: Limits = spec.limits
         self.nat64 = made.nat64
         self.wildcard_dns = spec.wildcard_dns
+        self._names = {host: one.rule or "" for (host, _), one in made.exact.items() if _is_name(host)}
+        self._parents = {parent: one.rule or "" for (parent, _), one in made.wild.items()}
 
     @classmethod
     def of(cls, spec: EgressSpec) -> EgressPolicy:
@@ -212,35 +231,45 @@ class EgressPolicy:
             return _WRONG_FORM[ask.how]
         return found
 
-    def decide_name(self, host: Host) -> Verdict:
-        """Decide whether the synthetic DNS may answer an address question about `host`, on whatever port."""
+    def dns(self, host: Host) -> Verdict:
+        """Decide whether the synthetic DNS may answer an address question about `host`, on whatever port.
+
+        A name under a wildcard is `wildcard_dns_budget` with its rule: the caller may answer `wildcard_dns` of them.
+        """
         made = self._made
         if host.kind != "name":
             return _LITERAL
         label, _, parent = host.text.partition(".")
-        if (denied := self._denied_name(host.text, parent)) is not None:
+        denied = made.denied.get((host.text, 0)) or made.denied_wild.get((parent, 0))
+        if denied is not None:
             return denied
-        for (name, _), verdict in made.exact.items():
-            if name == host.text:
-                return Verdict(True, "synthetic_answer", verdict.rule)
-        for (name, _), verdict in made.wild.items():
-            if name == parent and not label.startswith("xn--"):
-                if self.wildcard_dns > 0:
-                    return Verdict(True, "synthetic_answer", verdict.rule)
-                return Verdict(False, "wildcard_dns_budget", verdict.rule, _WILDCARD_DNS)
-        if self.mode == "report":
-            return Verdict(True, "not_allowed", None, _MISSING.detail, reported=True)
-        return _MISSING
+        rule = self._names.get(host.text)
+        if rule is not None:
+            return Verdict(True, "synthetic_answer", rule)
+        rule = None if label.startswith("xn--") else self._parents.get(parent)
+        if rule is not None:
+            return Verdict(False, "wildcard_dns_budget", rule, _WILDCARD_DNS)
+        return _REPORTED if self.mode == "report" else _MISSING
 
-    def _denied_name(self, text: str, parent: str) -> Verdict | None:
-        """Return the denial of a name on every port, if there is one."""
+    def ports(self, host: Host) -> tuple[int, ...]:
+        """Return the ports on which some entry allows `host`, in order."""
         made = self._made
-        return made.denied.get((text, 0)) or made.denied_wild.get((parent, 0))
+        parent = host.text.partition(".")[2] if host.kind == "name" else ""
+        found = {port for name, port in made.exact if name == host.text}
+        found |= {port for name, port in made.wild if name == parent}
+        how: dict[bool, How] = {True: "http", False: "connect"}
+        asks = [Ask(Endpoint.of(host, port), how[port == HTTP_PORT]) for port in sorted(found)]
+        return tuple(ask.endpoint.port for ask in asks if (verdict := self.decide(ask)).allow and not verdict.reported)
 
     @property
     def names(self) -> frozenset[str]:
         """The names of exact entries: what the synthetic DNS answers."""
-        return frozenset(host for host, _ in self._made.exact if host[0] != "[" and not host[-1].isdigit())
+        return frozenset(self._names)
+
+    @property
+    def listed(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of every exact entry."""
+        return tuple(self._made.exact)
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -272,6 +301,10 @@ class EgressPolicy:
 
     def __repr__(self) -> str:
         return f"<egress policy {self.hash[:12]}: {len(self._made.exact) + len(self._made.wild)} entries, {self.mode}>"
+
+
+def _is_name(text: str) -> bool:
+    return text[0] != "[" and not text.rpartition(".")[2].isdigit()
 
 
 _WRONG_FORM: Final[dict[str, Verdict]] = {
