@@ -11,16 +11,17 @@ from lockgate.broker import http
 from lockgate.config import Config
 from lockgate.contract.errors import ConfigError
 from lockgate.secrets import Store, open_store
-from lockgate.secrets.minters import JwtMinter, Minter
+from lockgate.secrets.minters import JwtMinter, KeyMinter, Minter
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """One backend: its name, where it listens, what mints its tokens, and their longest life in seconds."""
+    """One backend: its name, where it listens, what mints its tokens, their longest life in seconds, their field."""
 
     name: str
     url: str | None
     minter: Minter | None
     ttl: float
+    header: str | None = None
 
 
 def build(config: Config) -> dict[str, Backend]:
@@ -37,16 +38,19 @@ def build(config: Config) -> dict[str, Backend]:
         minter: Minter | None = None
         if entry.minter is not None:
             secret = config.secrets.get(entry.key_name or "")
-            if secret is None or entry.issuer is None or entry.audience is None:
-                raise ConfigError(
-                    f"backends.{name} mints tokens without key, issuer or audience", next_step="give all three"
-                )
+            if secret is None:
+                raise ConfigError(f"backends.{name} mints tokens without key", next_step="name one: key = secret NAME")
             scheme = secret.ref.partition(":")[0]
             store = stores.get(scheme) or stores.setdefault(scheme, open_store(secret.ref))
-            minter = JwtMinter(
-                issuer=entry.issuer, audience=entry.audience, ttl=entry.ttl, key_ref=secret.ref, store=store
-            )
-        found[name] = Backend(name, entry.url, minter, entry.ttl)
+            if entry.minter == "key":
+                minter = KeyMinter(key_ref=secret.ref, store=store)
+            elif entry.issuer is None or entry.audience is None:
+                raise ConfigError(f"backends.{name} mints tokens without issuer or audience", next_step="give both")
+            else:
+                minter = JwtMinter(
+                    issuer=entry.issuer, audience=entry.audience, ttl=entry.ttl, key_ref=secret.ref, store=store
+                )
+        found[name] = Backend(name, entry.url, minter, entry.ttl, entry.header)
     _warm(found)
     return found
 
@@ -54,7 +58,7 @@ def build(config: Config) -> dict[str, Backend]:
 def _warm(found: dict[str, Backend]) -> None:
     """Load what the first call would otherwise load within its own deadline; both are extras and may be missing."""
     with contextlib.suppress(ImportError):
-        if any(one.minter for one in found.values()):
+        if any(isinstance(one.minter, JwtMinter) for one in found.values()):
             importlib.import_module("joserfc.jwt")
             importlib.import_module("joserfc.jwk")
     with contextlib.suppress(ImportError):

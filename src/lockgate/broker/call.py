@@ -49,14 +49,20 @@ class BackendEntry(Protocol):
         """Longest life of a token in seconds."""
         ...
 
+    @property
+    def header(self) -> str | None:
+        """The field that carries a token bare; None = `Authorization: Bearer`."""
+        ...
+
 
 class Token:
     """A credential for one backend and one call. Put `header()` into the request and nowhere else."""
 
-    __slots__ = ("_lease", "id")
+    __slots__ = ("_field", "_lease", "id")
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, field: str | None = None) -> None:
         self._lease = lease
+        self._field = field
         self.id = lease.id
 
     def bearer(self) -> str:
@@ -70,6 +76,8 @@ class Token:
 
     def header(self) -> dict[str, str]:
         """Return the header that carries it."""
+        if self._field is not None:
+            return {self._field: self._lease.value.reveal()}
         return {"Authorization": self.bearer()}
 
     @contextmanager
@@ -215,7 +223,7 @@ class Call:
         if self._over:  # the deadline passed while the token was made
             self.end()
             raise CallOver
-        return Token(lease)
+        return Token(lease, entry.header)
 
     def backend(self, name: str) -> BackendClient:
         """Return an HTTP client for one backend, bound to this call; see `broker.http`."""

@@ -141,6 +141,27 @@ class JwtMinter:
             return self._key[0], self._key[1]
 
 
+class KeyMinter:
+    """Lends a stored key of the service itself, for services that issue nothing shorter-lived.
+
+    The key stays good after the call; what ends with the call is our hold of it. The rotation is the operator's.
+
+    Args:
+        key_ref: reference of the key. store: where it is.
+
+    """
+
+    def __init__(self, *, key_ref: str, store: Store) -> None:
+        self._ref = key_ref
+        self._store = store
+
+    def mint(self, principal: Principal, call: CallFacts, backend: str, scope: Sequence[str], ttl: float) -> Lease:
+        """Return the key on loan; see the protocol. It says nothing of the call, so `scope` narrows nothing."""
+        del principal, scope
+        with self._store.get(self._ref, purpose=f"call {backend}") as lease:
+            return Lease(lease.value.reveal().strip(), purpose=f"{backend} for {call.operation}", ttl=ttl)
+
+
 def _import(text: str) -> OKPKey | None:
     try:
         from joserfc.jwk import OKPKey  # noqa: PLC0415 - see above
