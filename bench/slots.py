@@ -10,7 +10,7 @@ from pathlib import Path
 from common import BARE_PYTHON, bare_python, emit, interleave, row
 from lockgate.contract.bounds import Bounds
 from lockgate.runtimes.container import ContainerRuntime
-from lockgate.runtimes.container.machine import ContainerMachine
+from lockgate.runtimes.framed import FramedMachine as ContainerMachine
 from lockgate.runtimes.protocol import MachineFailed, MachineReady, MachineResult, TemplateSpec
 
 COUNT = 200

@@ -17,7 +17,7 @@ from container_fixtures import (
     container_run,
     container_template,
 )
-from gate_fixtures import gate, gate_config, gate_run
+from gate_fixtures import gate, gate_config, gate_run, rung_or_skip
 from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
 
 settings.register_profile("lockgate", database=None)  # leaves nothing behind
@@ -36,5 +36,6 @@ __all__ = [
     "gate_config",
     "gate_run",
     "own_supervisor",
+    "rung_or_skip",
     "supervisor",
 ]

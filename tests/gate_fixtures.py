@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import lockgate as lg
+from lockgate.supervisor.engine import runtimes
+
+NOT_EVERYWHERE: tuple[str, ...] = ()  # rungs that a root's host may lack: what they need cannot be installed
 
 OPERATIONS = '''
 import os
@@ -88,11 +92,11 @@ wall = 20.0
 """
 
 
-def gate_home(home: Path) -> Path:
+def gate_home(home: Path, rung: str = "container") -> Path:
     """Write a deployment into `home` and return its configuration."""
     (home / "gate_test_operations.py").write_text(OPERATIONS)
     path = home / "lockgate.toml"
-    path.write_text(CONFIG)
+    path.write_text(CONFIG.replace('rung = "container"', f'rung = "{rung}"'))
     return path
 
 
@@ -105,6 +109,22 @@ def gate_scope(**allow: object) -> lg.Scope:
         "pay": lg.where(amount=lg.at_most(100_00), approve=lg.when(amount=lg.more_than(20_00))),
     }
     return lg.Scope(user="dana", agent="atlas", tenant="acme", expires=lg.minutes(5), allow=allow or rules)
+
+
+@pytest.fixture(scope="session")
+def rung_or_skip() -> Callable[[str], None]:
+    """Skip the test, with the reason, where this host cannot have the rung. As root nothing is skipped: CI is root."""
+    seen: dict[str, object] = {}
+
+    def check(rung: str) -> None:
+        missing = seen[rung] if rung in seen else seen.setdefault(rung, runtimes()[rung].probe())
+        if missing is None:
+            return
+        if os.geteuid() == 0 and rung not in NOT_EVERYWHERE:
+            pytest.fail(f"the {rung} rung does not work here: {missing}")
+        pytest.skip(f"the {rung} rung: {missing}")
+
+    return check
 
 
 @pytest.fixture

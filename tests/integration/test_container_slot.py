@@ -20,8 +20,9 @@ import pytest
 
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import HostFault
-from lockgate.runtimes.container import ContainerRuntime, ContainerTemplate, layout, plan, slot
-from lockgate.runtimes.container.machine import ContainerMachine
+from lockgate.runtimes import dialog
+from lockgate.runtimes.container import ContainerRuntime, ContainerTemplate, plan, slot
+from lockgate.runtimes.framed import FramedMachine as ContainerMachine
 from lockgate.runtimes.protocol import MachineEvent, MachineFailed, MachineReady, MachineResult, TemplateSpec
 from lockgate.runtimes.single import Outcome, run_once
 
@@ -232,8 +233,8 @@ def test_long_tracebacks_and_messages_are_cut(container_run: Run) -> None:
     """X9: an error is as bounded as a value."""
     got = result(container_run("raise ValueError('m' * 1_000_000)"))
     assert got.error is not None
-    assert len(got.error.message) == layout.ERROR_MESSAGE_BYTES
-    assert len(got.error.traceback) < 2 * layout.ERROR_TRACEBACK_BYTES
+    assert len(got.error.message) == dialog.ERROR_MESSAGE_BYTES
+    assert len(got.error.traceback) < 2 * dialog.ERROR_TRACEBACK_BYTES
 
 
 # ---- the wire --------------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_one_machine_one_run(container_template: ContainerTemplate) -> None:
         assert isinstance(machine.on_control()[0], MachineResult)
         with pytest.raises(ValueError, match="once"):
             machine.send_code(b"'second'", Bounds())
-        machine.control.send(layout.CODE_HEADER.pack(layout.CODE_MAGIC, 3, 1000) + b"1+1")
+        machine.control.send(dialog.CODE_HEADER.pack(dialog.CODE_MAGIC, 3, 1000) + b"1+1")
         assert not poll.poll(300)
         machine.take_channel().close()
         with pytest.raises(ValueError, match="before"):
@@ -692,8 +693,9 @@ def test_no_descriptors_left_is_a_typed_error(container_template: ContainerTempl
     """X3: out of descriptors, a request says so and leaks none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = len(os.listdir("/proc/self/fd"))
-    highest = max(int(one) for one in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, hard))
+    taken = {int(one) for one in os.listdir("/proc/self/fd")}
+    lowest_free = next(number for number in range(len(taken) + 1) if number not in taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 4, hard))  # a number far above may be inherited
     try:
         with pytest.raises(HostFault, match="descriptors"):  # noqa: PT012 - one of them, whichever
             for _ in range(50):

@@ -35,6 +35,7 @@ def test_a_row_that_names_nobody_is_refused_where_it_is_made_and_where_it_is_rea
 def test_every_field_comes_back() -> None:
     full: dict[str, Any] = {
         "phase": "outcome", "tenant": "t1", "via": "code", "rung": "container", "shared_kernel": True,
+        "weakness": "emulated",
         "operation": "refund", "effect": "write", "verdict": "allow", "rule": "refund.amount.at_most",
         "path": "/amount", "reason": "amount 900 <= 5000", "visible": "busy", "scope_hash": "a" * 64,
         "args_hash": "b" * 64, "args": {"order_id": "ord_1"}, "idempotency_key": "c" * 64, "grant_id": "g1",

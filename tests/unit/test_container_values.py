@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockgate.contract.bounds import Bounds
-from lockgate.runtimes.container import ContainerMachine, layout, plan
+from lockgate.runtimes import dialog
+from lockgate.runtimes.container import ContainerMachine, plan
 from lockgate.runtimes.protocol import MachineFailed, MachineReady, MachineResult
 
 CAP = 4096
@@ -109,7 +110,7 @@ def _hear(data: bytes, *, after_code: bool) -> list[Any]:
 
 
 def _frame(body: bytes) -> bytes:
-    return layout.RESULT_HEADER.pack(len(body)) + body
+    return dialog.RESULT_HEADER.pack(len(body)) + body
 
 
 claims = st.fixed_dictionaries(

@@ -128,7 +128,9 @@ def test_settings_have_defaults():
 def test_a_class_fixes_only_what_cannot_be_set_later():
     bounds = Bounds(disk=1 << 20, inodes=10, processes=4, memory=1 << 26)
     grouped = Klass.of(bounds, by_rlimit=False)
-    assert (grouped.disk, grouped.inodes, grouped.processes, grouped.memory) == (1 << 20, 10, None, None)
+    assert (grouped.names, grouped.values) == (("disk", "inodes"), (1 << 20, 10))
+    whole = Klass.of(bounds, by_rlimit=False, fixed=("memory",))
+    assert whole.bounds(Bounds()) == Bounds(memory=1 << 26), "a rung whose machines have their memory from birth"
     assert grouped.bounds(Bounds()) == Bounds(disk=1 << 20, inodes=10)
     assert Klass.of(bounds, by_rlimit=True).bounds(Bounds()) == bounds
     assert Klass.of(Bounds(wall=1), by_rlimit=False) == Klass.of(Bounds(cpu=2), by_rlimit=False)

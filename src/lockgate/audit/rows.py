@@ -46,6 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         via: whether a tool call or generated code asked; None where nobody called.
         rung: the isolation rung of the code that asked, None for tool calls.
         shared_kernel: that rung shares the host's kernel (X3: flagged in every row).
+        weakness: what of that rung's wall was missing on this host, and accepted (X3: the same).
         operation: the operation's name as it was asked for, hostile text when `via` is code.
         effect: "read" or "write" for a registered operation.
         verdict: what `authorize()` said. rule, path, reason: why, for people who may read the audit log.
@@ -72,6 +73,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     via: Via | None = None
     rung: str | None = None
     shared_kernel: bool = False
+    weakness: str | None = None
     operation: str | None = None
     effect: Literal["read", "write"] | None = None
     verdict: Literal["allow", "deny", "needs_approval"] | None = None

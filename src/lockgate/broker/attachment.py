@@ -45,7 +45,9 @@ class Attachment:
             "memory_by": attach.memory_by,
             "env": attach.env,
         }
-        self.origin = Origin("code", rung=attach.rung, shared_kernel=attach.shared_kernel, code=code)
+        self.origin = Origin(
+            "code", rung=attach.rung, shared_kernel=attach.shared_kernel, weakness=attach.weakness, code=code
+        )
         self.calls: list[CallRecord] = []
         self.urls: dict[str, None] = {}
         self.spool = Spool(max_bytes=self.bounds.export, max_files=self.bounds.exports)
@@ -117,6 +119,7 @@ def row(run: Run, origin: Origin, phase: Phase, operation: str | None, **more: o
         "tenant": who.tenant,
         "rung": origin.rung,
         "shared_kernel": origin.shared_kernel,
+        "weakness": origin.weakness,
         "operation": operation,
         "scope_hash": run.scope.hash,
         **more,

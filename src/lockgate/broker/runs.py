@@ -86,20 +86,27 @@ class Origin:
 
     Attributes:
         via: "tool" or "code". rung: the rung of the code, None for tools. shared_kernel: that rung shares the kernel.
-        code: further facts for the rows.
+        weakness: what of the rung's wall was missing, and accepted. code: further facts for the rows.
         over: nobody waits for an answer any more, so no approval is worth waiting for.
         prefixes: the encoded beginnings of the two rows of an allowed read, by operation.
 
     """
 
-    __slots__ = ("code", "over", "prefixes", "rung", "shared_kernel", "via")
+    __slots__ = ("code", "over", "prefixes", "rung", "shared_kernel", "via", "weakness")
 
     def __init__(
-        self, via: Via, *, rung: str | None = None, shared_kernel: bool = False, code: dict[str, Value] | None = None
+        self,
+        via: Via,
+        *,
+        rung: str | None = None,
+        shared_kernel: bool = False,
+        weakness: str | None = None,
+        code: dict[str, Value] | None = None,
     ) -> None:
         self.via: Via = via
         self.rung = rung
         self.shared_kernel = shared_kernel
+        self.weakness = weakness
         self.code: dict[str, Value] = code or {}
         self.over = False
         self.prefixes: dict[str, tuple[bytes, bytes]] = {}

@@ -112,6 +112,7 @@ class Work:
             via=origin.via,
             rung=origin.rung,
             shared_kernel=origin.shared_kernel,
+            weakness=origin.weakness,
             operation=self.name,
             effect=None if self.operation is None else self.effect,
             scope_hash=run.scope.hash,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
+import msgspec
 import typer
 
 from lockgate.cli.common import ConfigPath, empty_scope, gate_of, load_config
 from lockgate.cli.output import Json, note, print_json, progress, table
 from lockgate.contract.errors import HostFault
+from lockgate.contract.rungs import Weakness
+from lockgate.gate import checks
 from lockgate.gate.sync import Run
 from lockgate.runtimes import attack as suite
 
@@ -23,6 +26,10 @@ def attack(
 ) -> None:
     """Ask from inside a sandbox which primitives answer. Exploits nothing. Exits 1 when one does or a probe is dead."""
     settings = load_config(config)
+    known = checks.rung(rung, accept_shared_kernel=True)
+    settings = msgspec.structs.replace(
+        settings, execution=msgspec.structs.replace(settings.execution, rung=known, env=None)
+    )
     with (
         gate_of(settings, pool=1, accept=True, quiet=as_json) as gate,
         progress(f"attacking {rung}", quiet=as_json),
@@ -45,7 +52,7 @@ def attack(
 
 def _ask(run: Run, rung: str) -> list[suite.Row]:
     """Run the list in the rung."""
-    result = run.code(suite.program(), rung=rung)
+    result = run.code(suite.program(), rung=rung, accept_weaker=get_args(Weakness))
     if result.killed_by is not None or result.error is not None:
         raise HostFault(
             f"the attack program did not end by itself (killed_by={result.killed_by})",
@@ -53,7 +60,7 @@ def _ask(run: Run, rung: str) -> list[suite.Row]:
         )
     found = suite.rows(result.value)
     for ident in suite.FATAL.keys() - {row.id for row in found}:
-        alone = run.code(suite.program([ident]), rung=rung)
+        alone = run.code(suite.program([ident]), rung=rung, accept_weaker=get_args(Weakness))
         if alone.ok:
             found += suite.rows(alone.value)
         else:

@@ -6,7 +6,7 @@ import codecs
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -35,6 +35,10 @@ def run(
     accept_shared_kernel: Annotated[
         bool, typer.Option("--accept-shared-kernel", help="Accept that the container rung shares the host's kernel.")
     ] = False,
+    accept_weaker: Annotated[
+        list[str] | None,
+        typer.Option("--accept-weaker", metavar="WHAT", help="Accept what the rung lacks on this host; repeatable."),
+    ] = None,
     accept_memory_rlimit: Annotated[
         bool, typer.Option("--accept-memory-rlimit", help="Accept the weaker memory bound of hosts without a cgroup.")
     ] = False,
@@ -52,6 +56,7 @@ def run(
         settings = msgspec.structs.replace(
             settings, execution=msgspec.structs.replace(settings.execution, memory="rlimit")
         )
+    weaker = checks.weaknesses(accept_weaker or ())
     # Refused before anything is started.
     checks.rung(rung or settings.execution.rung, accept_shared_kernel=accepted)
     bounds = checks.bounds(settings.execution.bounds, _bounds(bound or []), timeout)
@@ -59,7 +64,7 @@ def run(
     what = load_scope(scope) if scope is not None else empty_scope(bounds.wall + 120)
     show = _Show(raw=raw) if not as_json else None
     with (
-        gate_of(_keep_warm(settings, env), pool=1, accept=accepted, quiet=as_json) as gate,
+        gate_of(_keep_warm(settings, rung, env), pool=1, accept=accepted, quiet=as_json) as gate,
         gate.run_scope(what) as opened,
     ):
         result = opened.code(
@@ -70,6 +75,7 @@ def run(
             timeout=timeout,
             on_bytes=show.take if show is not None else None,
             export_to=export_to,
+            accept_weaker=weaker,
         )
     if show is None:
         print_json({**msgspec.to_builtins(result), "denials": msgspec.to_builtins(result.denials), "ok": result.ok})
@@ -79,11 +85,11 @@ def run(
     raise typer.Exit(result.exit_code & 0xFF)
 
 
-def _keep_warm(settings: Config, env: str | None) -> Config:
-    """Have the one slot of this verb warmed with the package set that will be used."""
-    if env is None:
-        return settings
-    return msgspec.structs.replace(settings, execution=msgspec.structs.replace(settings.execution, env=env))
+def _keep_warm(settings: Config, rung: str | None, env: str | None) -> Config:
+    """Have the one slot of this verb warmed on the rung, and with the package set, that will be used."""
+    asked = {"rung": rung, "env": env}
+    changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    return msgspec.structs.replace(settings, execution=msgspec.structs.replace(settings.execution, **changes))
 
 
 def _read(file: str, cap: int) -> bytes:

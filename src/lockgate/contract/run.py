@@ -32,6 +32,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     bounds: Bounds = Bounds()
     accept_shared_kernel: bool = False
     accept_memory_rlimit: bool = False
+    accept_weaker: tuple[str, ...] = ()
     stream: bool = False
 
 
@@ -84,6 +85,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: the program's own; 124 wall clock, 137 memory or any other kill.
         killed_by: the bound that ended the run, or None.
         truncated: bytes dropped per stream ("stdout", "stderr", "value", "text").
+        weakness: what of the rung's wall was missing on this host, and accepted (`contract.rungs`); None = nothing.
 
     """
 
@@ -100,6 +102,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CallRecord, ...] = ()
     exports: tuple[ExportInfo, ...] = ()
     usage: Usage = Usage(wall=0.0)
+    weakness: str | None = None
 
     @property
     def denials(self) -> tuple[CallRecord, ...]:

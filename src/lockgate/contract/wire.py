@@ -312,6 +312,7 @@ class Finished(Message, frozen=True, kw_only=True):
     killed_by: KilledBy | None = None
     truncated: dict[str, int] = {}
     usage: Usage = Usage(wall=0.0)
+    weakness: str | None = None
 
 
 class Answer(Message, frozen=True, kw_only=True):
@@ -331,6 +332,7 @@ class Attach(Message, frozen=True, kw_only=True):
     ticket: str
     rung: Rung
     shared_kernel: bool
+    weakness: str | None = None
     memory_by: str
     code_sha256: str
     code_bytes: int

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from lockgate.config import RUNGS, nearest
+from lockgate.config import nearest
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import BadScript, CannotIsolate, ConfigError, UnknownRung
 from lockgate.contract.run import Rung
+from lockgate.contract.rungs import BOUNDARIES, BUILT, RUNGS, WEAKNESSES, Weakness
 
 _DEFAULTS = Bounds()
-_BUILT: tuple[Rung, ...] = ("container",)
 _MISSING: dict[str, str] = {
     "gvisor": "the runsc runtime, which this build of lockgate does not drive",
     "microvm": "a virtual machine monitor, which this build of lockgate does not drive",
@@ -61,13 +61,13 @@ def rung(asked: str, *, accept_shared_kernel: bool) -> Rung:
     found = next((known for known in RUNGS if known == asked), None)
     if found is None:
         raise UnknownRung(f"there is no rung {asked[:80]!r}", next_step=nearest(asked, RUNGS))
-    if found not in _BUILT:
+    if found not in BUILT:
         raise CannotIsolate(
             f"the {found} rung cannot be had: it needs {_MISSING[found]}",
             next_step='use rung="container" with accept_shared_kernel=True if a shared kernel is enough here, '
             "and see what is: lockgate doctor",
         )
-    if not accept_shared_kernel:
+    if BOUNDARIES[found] == "shared kernel" and not accept_shared_kernel:
         raise CannotIsolate(
             "the container rung shares the host's kernel, which is a packaging boundary and not one for hostile code, "
             "and nobody accepted that",
@@ -75,6 +75,22 @@ def rung(asked: str, *, accept_shared_kernel: bool) -> Rung:
             "or set it under [execution] in lockgate.toml",
         )
     return found
+
+
+def weaknesses(asked: Iterable[str]) -> tuple[Weakness, ...]:
+    """Return what may be missing of a rung's wall.
+
+    Raises:
+        ConfigError: there is no weakness of that name.
+
+    """
+    found: list[Weakness] = []
+    for one in asked:
+        known = next((name for name in WEAKNESSES if name == one), None)
+        if known is None:
+            raise ConfigError(f"there is no weakness {one[:80]!r}", next_step=nearest(one, tuple(WEAKNESSES)))
+        found.append(known)
+    return tuple(found)
 
 
 def bounds(limits: Bounds, asked: Bounds | Mapping[str, float] | None, timeout: float | None) -> Bounds:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.run import ErrorInfo, Rung
-
-Boundary = Literal["shared kernel", "user-space kernel", "hardware", "emulated", "wasm"]
+from lockgate.contract.rungs import Boundary, Weakness
 
 
 class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +24,7 @@ class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         env: name of the package set, None for the standard library alone.
         tree: absolute path of the package tree, or None.
+        packages: (name, version) of what the tree holds.
         preload: modules imported before the first slot.
         memory_by_rlimit: no memory cgroup exists and the operator accepted the fallback (RLIMIT_AS + NPROC 1).
 
@@ -32,8 +32,33 @@ class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     env: str | None = None
     tree: str | None = None
+    packages: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()
     memory_by_rlimit: bool = False
+
+
+class Nature(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor must know of a rung to hold its bounds; the defaults are those of the container rung.
+
+    Attributes:
+        fixed: bounds that are fixed when a machine is made; the others are set when a run takes it.
+        forks: whether code can make processes.
+        holds_memory: what of the rung holds the memory of a run where no memory cgroup can be had ("store limit"); "" =
+            nothing, so that the operator must accept the fallback by rlimit.
+        tasks: tasks of a machine in which no code runs, as its control group counts them.
+        overhead: bytes that a machine itself may take beside the memory of the run.
+        overhead_tasks: tasks that a machine itself may have beside those of the run.
+        work: the run's directory below /proc/PID/root of `Machine.host_pid`; None when the host cannot see it.
+
+    """
+
+    fixed: tuple[str, ...] = ("disk", "inodes")
+    forks: bool = True
+    holds_memory: str = ""
+    tasks: int = 1
+    overhead: int = 0
+    overhead_tasks: int = 0
+    work: str | None = None
 
 
 class MachineReady(msgspec.Struct, frozen=True):
@@ -114,10 +139,17 @@ class Machine(Protocol):
 
 
 class Template(Protocol):
-    """A warm parent that machines are made from; holds nothing of any run."""
+    """A warm parent that machines are made from; holds nothing of any run.
+
+    Attributes:
+        boundary: what stands between its machines and the host.
+        weakness: what of the rung's wall is missing here. No code is sent until the caller accepted exactly that.
+
+    """
 
     rung: Rung
     boundary: Boundary
+    weakness: Weakness | None
 
     def fileno(self) -> int:
         """The control descriptor to poll; readable = call `on_readable`."""
@@ -144,10 +176,11 @@ class Unavailable(msgspec.Struct, frozen=True):
 
 
 class Runtime(Protocol):
-    """A rung."""
+    """A rung. Making one costs nothing: what a host has is looked at by `probe` and `start`."""
 
     rung: Rung
     boundary: Boundary
+    nature: Nature
 
     def probe(self) -> Unavailable | None:
         """Boot one machine for real and look; None when it works."""

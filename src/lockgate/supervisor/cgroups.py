@@ -72,9 +72,9 @@ class Limits(msgspec.Struct, frozen=True):
     cpu_share: float
 
     @staticmethod
-    def of(bounds: Bounds) -> Limits:
-        """Take them from the bounds of a run."""
-        return Limits(bounds.memory, bounds.processes, bounds.cpu_share)
+    def of(bounds: Bounds, overhead: int = 0, overhead_tasks: int = 0) -> Limits:
+        """Take them from the bounds of a run, with what the machine itself takes beside it (bytes, tasks)."""
+        return Limits(bounds.memory + overhead, bounds.processes + overhead_tasks, bounds.cpu_share)
 
 
 def write(path: str, text: str) -> None:

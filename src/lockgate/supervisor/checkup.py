@@ -10,7 +10,6 @@ import msgspec
 
 from lockgate.contract import wire
 from lockgate.contract.run import Rung
-from lockgate.runtimes.protocol import Boundary
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,12 +23,25 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """A run that attacks a bound; `judge` makes its rows. `warm`: begin once a machine is warm."""
+    """A run that attacks a bound; `judge` makes its rows.
+
+    Attributes:
+        warm: begin once a machine is warm. other: of another rung than the one that the report is about.
+
+    """
 
     code: str
     bounds: dict[str, float]
     judge: Callable[[wire.Finished], list[Row]]
     warm: bool = False
+    other: Rung | None = None
+
+
+class Inside(msgspec.Struct, frozen=True):
+    """What only one rung has: a program that asks from inside, and the judge of its value and the machine's facts."""
+
+    code: str
+    judge: Callable[[Any, dict[str, Any]], list[Row]]
 
 
 SPIN: Final = "while True: pass"
@@ -48,7 +60,7 @@ DISK: Final = (
     "        open(f'f{m}', 'w').close(); m += 1\nexcept OSError: pass\n[n, m]"
 )
 FLOOD: Final = "import os\nb = b'x' * 65536\nwhile True: os.write(1, b)"
-INSIDE: Final = """
+_CONTAINER: Final = """
 import mmap, os, socket
 def refused(f):
     try: f()
@@ -58,12 +70,6 @@ def refused(f):
  sorted(set(os.environ) - {'HOME', 'TMPDIR', 'LC_CTYPE'}), refused(lambda: open('/usr/x', 'w')),
  refused(lambda: os.pidfd_open(1) and os.setns(0, 0) if hasattr(os, 'setns') else os.chroot('/'))]
 """
-BOUNDARIES: Final[dict[Rung, Boundary]] = {
-    "container": "shared kernel",
-    "gvisor": "user-space kernel",
-    "microvm": "hardware",
-    "wasm": "wasm",
-}
 
 
 def median_ms(times: list[float]) -> float | None:
@@ -97,3 +103,27 @@ def kill_row(name: str, killed_by: str, by: str, finished: wire.Finished) -> Row
     """Return the row of a bound that kills: `killed_by` is the reason that must have been given."""
     held = finished.killed_by == killed_by
     return Row(name=name, holds=held, by=by, saw=saw(finished), fix="" if held else "report this: it holds everywhere")
+
+
+def _container_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
+    try:
+        network, exec_gain, proc, environment, write, namespace = value
+    except (TypeError, ValueError):
+        return [Row(name="seccomp", holds=False, by="", saw="nothing of what was asked", fix="report this")]
+    rows = [
+        ("userns", facts.get("userns") in {"root", "rootless"}, f"{facts.get('userns')} id map", "fresh per run"),
+        ("landlock", bool(facts.get("landlock")), f"ABI {facts.get('landlock')}", f"write to /usr: errno {write}"),
+        ("mdwe", exec_gain != 0, mdwe(facts), f"writable and executable mapping: errno {exec_gain}"),
+        ("seccomp", namespace != 0, f"{facts.get('filter')} instructions", f"setns or chroot: errno {namespace}"),
+        ("network", network != 0, "seccomp and an empty net namespace", f"socket(): errno {network}"),
+        ("proc cover", proc == 0, "no procfs in the tree", f"{proc} entries in /proc"),
+        ("environment", not environment, "cleared by the guest runner", f"{len(environment)} variables"),
+    ]
+    return [
+        Row(name=name, holds=holds, by=by, saw=saw, fix="" if holds else "use a newer kernel (6.3 or later)")
+        for name, holds, by, saw in rows
+    ]
+
+
+INSIDE: Final[dict[Rung, Inside]] = {"container": Inside(_CONTAINER, _container_walls)}
+"""A rung that is not here is asked the attack suite alone."""

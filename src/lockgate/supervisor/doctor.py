@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, get_args
 
 import msgspec
@@ -20,13 +21,14 @@ from lockgate.contract import wire
 from lockgate.contract.bounds import KiB, MiB
 from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.contract.run import Rung, RunSpec
+from lockgate.contract.rungs import BOUNDARIES, BUILT, RUNGS, Weakness
 from lockgate.runtimes import attack
 from lockgate.supervisor import cgroups, checkup
 from lockgate.supervisor.checkup import Probe, Row
 from lockgate.supervisor.engine import Engine
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.loop import Reactor
-from lockgate.supervisor.run import Deck, Run
+from lockgate.supervisor.run import Deck, Run, memory_by
 from lockgate.supervisor.settings import Settings
 
 _SECONDS: Final = 90.0
@@ -50,6 +52,7 @@ class Doctor:
         asked = engine.settings.rung
         self._chosen: Rung = asked if asked in engine.runtimes else "container"
         self._key: Key | None = None
+        self._errors: dict[Rung, LockgateError] = {}
         self._rows: list[Row] = []
         self._error: LockgateError | None = None
         self._by_rlimit = False
@@ -60,11 +63,20 @@ class Doctor:
         self._cold: list[float] = []
         self._cold_files = max(1, min(1000, engine.settings.bounds.inodes - _COLD))
         self._since = 0.0
-        self._asked: list[attack.Row] | None = None
+        self._asked: dict[Rung, list[attack.Row]] = {}
+        self._weak: dict[Rung, str] = {}
         self._number = 0
         base = engine.deck
+        # The probes are ours: whatever is missing of a rung's wall is reported, and keeps none of them from running.
         self._deck = Deck(
-            base.reactor, base.pool, self._attach, _no_detach, self._received, base.over, base.memory_by, base.work
+            base.reactor,
+            base.pool,
+            self._attach,
+            _no_detach,
+            self._received,
+            base.over,
+            base.memory_by,
+            get_args(Weakness),
         )
         self._probe: Probe | None = None
 
@@ -82,15 +94,24 @@ class Doctor:
                 self._finish()
                 return
         self._by_rlimit = self._key.memory_by_rlimit
-        self._todo = self._probes()
+        self._todo = self._probes() + self._others()
         self._next()
+
+    def _others(self) -> list[Probe]:
+        """The attack suite in every other rung that this version drives and this host may have."""
+        return [
+            Probe(attack.program(), {}, partial(self._judge_attack, rung), other=rung)
+            for rung in self._engine.runtimes
+            if rung in BUILT and rung != self._chosen
+        ]
 
     # ---- running -------------------------------------------------------------------------------------------------
     def _attach(self, _message: wire.Attach, run: Run) -> None:
         # No broker stands behind these runs: the channel stays closed at this end, and the code has no need of it.
         if run.slot is not None:
             run.slot.machine.take_channel().close()
-            self._facts = run.slot.facts or {}
+            if self._probe is not None and self._probe.other is None:
+                self._facts = run.slot.facts or {}
         self._engine.reactor.defer(lambda: run.attached(ok=True))
 
     def _next(self) -> None:
@@ -98,13 +119,21 @@ class Doctor:
             self._finish()
             return
         self._probe = self._todo.pop(0)
+        key, rung = self._key, self._probe.other
+        if rung is not None:
+            try:
+                key = self._engine.key(rung, None)
+            except LockgateError as err:
+                self._errors[rung] = err
+                self._engine.reactor.defer(self._next)
+                return
         self._number += 1
         most = self._engine.settings.bounds
         bounds = msgspec.structs.replace(
             most, **{name: min(value, getattr(most, name)) for name, value in self._probe.bounds.items()}
         )
-        spec = RunSpec(ticket=f"doctor {self._number}", code=self._probe.code, bounds=bounds)
-        run = Run(self._deck, -self._number, spec, self._probe.code.encode(), self._key)
+        spec = RunSpec(ticket=f"doctor {self._number}", code=self._probe.code, rung=key.rung, bounds=bounds)
+        run = Run(self._deck, -self._number, spec, self._probe.code.encode(), key)
         self._engine.runs[run.ident] = self._engine.tickets[spec.ticket] = run
 
         def begin() -> None:
@@ -112,7 +141,7 @@ class Doctor:
             run.begin(self._engine.settings.acquire)
 
         if self._probe.warm:
-            self._when_warm(self._key, time.monotonic() + _WARM_SECONDS, begin)
+            self._when_warm(key, time.monotonic() + _WARM_SECONDS, begin)
         else:
             self._engine.reactor.defer(begin)
 
@@ -125,7 +154,12 @@ class Doctor:
 
     def _received(self, message: wire.SupervisorToAgent) -> None:
         if isinstance(message, wire.Finished) and self._probe is not None:
+            if message.weakness is not None:
+                self._weak[self._probe.other or self._chosen] = message.weakness
             self._rows += self._probe.judge(message)
+            self._engine.reactor.defer(self._next)
+        elif isinstance(message, wire.Refused) and self._probe is not None and self._probe.other is not None:
+            self._errors[self._probe.other] = HostFault(message.fault.message, next_step=message.fault.next_step)
             self._engine.reactor.defer(self._next)
         elif isinstance(message, wire.Refused):
             self._error = self._error or HostFault(message.fault.message, next_step=message.fault.next_step)
@@ -161,7 +195,16 @@ class Doctor:
             else Probe(checkup.HOG_IN_CHILD, {"memory": 96 * MiB, "wall": 10}, self._judge_memory)
         )
         forks: list[Probe] = []
-        if not self._by_rlimit:
+        if not self._engine.runtimes[self._chosen].nature.forks:
+            memory = Probe(checkup.HOG, {"memory": 128 * MiB, "wall": 10}, self._judge_hog)
+            forks = [
+                Probe(
+                    checkup.SPIN,
+                    {"cpu": 0.3, "wall": 10},
+                    lambda f: [checkup.kill_row("cpu seconds", "cpu", counter, f)],
+                )
+            ]
+        elif not self._by_rlimit:
             forks = [
                 Probe(checkup.FORKS, {"processes": 16, "wall": 10}, lambda f: self._judge_forks(f, group)),
                 Probe(
@@ -179,10 +222,12 @@ class Doctor:
                     lambda f: [checkup.kill_row("cpu seconds", "cpu", counter, f)],
                 ),
             ]
+        inside = checkup.INSIDE.get(self._chosen)
+        asked = [Probe(inside.code, {}, lambda f: inside.judge(checkup.value(f), self._facts))] if inside else []
         return [
             *timed,
-            Probe(checkup.INSIDE, {}, self._judge_inside),
-            Probe(attack.program(), {}, self._judge_attack),
+            *asked,
+            Probe(attack.program(), {}, partial(self._judge_attack, self._chosen)),
             Probe(checkup.SPIN, {"wall": 0.3}, lambda f: [checkup.kill_row("wall", "wall", "supervisor's timer", f)]),
             memory,
             *forks,
@@ -199,31 +244,10 @@ class Doctor:
         times.append(time.monotonic() - self._since)
         return []
 
-    def _judge_attack(self, finished: wire.Finished) -> list[Row]:
+    def _judge_attack(self, rung: Rung, finished: wire.Finished) -> list[Row]:
         with contextlib.suppress(HostFault):
-            self._asked = attack.rows(checkup.value(finished))
+            self._asked[rung] = attack.rows(checkup.value(finished))
         return []
-
-    def _judge_inside(self, finished: wire.Finished) -> list[Row]:
-        try:
-            network, exec_gain, proc, environment, write, namespace = msgspec.json.decode(finished.value)
-        except (msgspec.DecodeError, TypeError, ValueError):
-            saw = finished.error.message if finished.error is not None else "nothing"
-            return [Row(name="seccomp", holds=False, by="", saw=saw, fix="report this")]
-        facts = self._facts
-        rows = [
-            ("userns", facts.get("userns") in {"root", "rootless"}, f"{facts.get('userns')} id map", "fresh per run"),
-            ("landlock", bool(facts.get("landlock")), f"ABI {facts.get('landlock')}", f"write to /usr: errno {write}"),
-            ("mdwe", exec_gain != 0, checkup.mdwe(facts), f"writable and executable mapping: errno {exec_gain}"),
-            ("seccomp", namespace != 0, f"{facts.get('filter')} instructions", f"setns or chroot: errno {namespace}"),
-            ("network", network != 0, "seccomp and an empty net namespace", f"socket(): errno {network}"),
-            ("proc cover", proc == 0, "no procfs in the tree", f"{proc} entries in /proc"),
-            ("environment", not environment, "cleared by the guest runner", f"{len(environment)} variables"),
-        ]
-        return [
-            Row(name=name, holds=holds, by=by, saw=saw, fix="" if holds else "use a newer kernel (6.3 or later)")
-            for name, holds, by, saw in rows
-        ]
 
     def _judge_memory(self, finished: wire.Finished) -> list[Row]:
         layout = self._engine.layout
@@ -235,6 +259,13 @@ class Doctor:
             Row(name="memory", holds=held, by=by, saw=saw),
             Row(name="whole-run OOM", holds=held, by=whole, saw=saw),
             Row(name="swap", holds=bool(layout.swap), by=layout.swap, saw="same limit with and without swap"),
+        ]
+
+    def _judge_hog(self, finished: wire.Finished) -> list[Row]:
+        held = finished.killed_by == "memory" or (finished.error is not None and finished.error.name == "MemoryError")
+        by = memory_by(self._key, self._engine.layout.memory_by) if self._key is not None else "nothing"
+        return [
+            Row(name="memory", holds=held, by=by, saw=checkup.saw(finished), fix="" if held else "report this"),
         ]
 
     def _judge_rlimit(self, finished: wire.Finished) -> list[Row]:
@@ -308,7 +339,7 @@ class Doctor:
                 "uid": os.getuid(),
                 "cpus": os.cpu_count(),
             },
-            "rungs": [self._rung(rung, booted=booted) for rung in get_args(Rung)],
+            "rungs": [self._rung(rung, booted=booted) for rung in RUNGS],
             "bounds": msgspec.to_builtins(rows),
             "memory_by": "rlimit" if self._by_rlimit and self._error is None else layout.memory_by,
             "missing": layout.missing,
@@ -328,24 +359,26 @@ class Doctor:
         row: dict[str, Any] = {
             "rung": rung,
             "available": False,
-            "boundary": checkup.BOUNDARIES[rung],
+            "boundary": BOUNDARIES[rung],
             "missing": "",
             "fix": "",
         }
-        row |= {"probes": 0, "reached": []}
+        row |= {"probes": 0, "reached": [], "weakness": self._weak.get(rung)}
+        error = self._error if rung == self._chosen else self._errors.get(rung)
+        asked = self._asked.get(rung)
         if runtime is None:
             row["missing"], row["fix"] = "not in this version", "use the container rung, knowing its kernel"
-        elif rung != self._chosen:
-            row["missing"], row["fix"] = "not asked", f'set [execution] rung = "{rung}"'
-        elif self._error is not None:
-            row["missing"], row["fix"] = self._error.message, self._error.next_step
-        elif not booted:
+        elif error is not None:
+            row["missing"], row["fix"] = error.message, error.next_step
+        elif not booted and rung == self._chosen:
             row["missing"], row["fix"] = "a sandbox that answers in time", "look at the load of this machine; try again"
-        elif self._asked is None:
+        elif asked is None and rung != self._chosen:
+            row["missing"], row["fix"] = "the time to ask it", f'set [execution] rung = "{rung}"'
+        elif asked is None:
             row["missing"] = "an end of the attack suite inside it"
             row["fix"] = "raise wall, code and value in [execution.bounds], then see: lockgate attack"
-        if runtime is not None and rung == self._chosen and self._asked is not None:
-            found = attack.judge(rung, self._asked, attack.Controls(rows={}, missing={}))
+        if runtime is not None and asked is not None:
+            found = attack.judge(rung, asked, attack.Controls(rows={}, missing={}))
             row["probes"], row["reached"] = found.total, [one.id for one in found.reached]
             if found.reached and not row["missing"]:
                 row["missing"] = f"a wall: {len(found.reached)} primitives can be reached from inside"

@@ -22,14 +22,14 @@ from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import BadScript, CannotIsolate, ConfigError, HostFault, LockgateError, UnknownRung
 from lockgate.contract.run import RunSpec
-from lockgate.runtimes.container import ContainerRuntime, layout
+from lockgate.runtimes.container import ContainerRuntime
 from lockgate.runtimes.protocol import Runtime, Template, TemplateSpec
 from lockgate.supervisor import cgroups, envs
 from lockgate.supervisor.keeper import Keeper
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.loop import Reactor
 from lockgate.supervisor.pool import Pool
-from lockgate.supervisor.run import Attach, Deck, Run
+from lockgate.supervisor.run import Attach, Deck, Run, memory_by
 from lockgate.supervisor.settings import Settings
 from lockgate.supervisor.slot import REAP_SECONDS
 from lockgate.supervisor.starter import Starter
@@ -79,7 +79,9 @@ class Engine:
             most=settings.bounds,
             recycle=settings.recycle,
         )
-        self.deck = Deck(reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, layout.RUN_DIR)
+        self.deck = Deck(
+            reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, settings.accept_weaker
+        )
         self.runs: dict[int, Run] = {}
         self.tickets: dict[str, Run] = {}
         self._keys: dict[tuple[str, str | None, bool], Key] = {}
@@ -89,13 +91,20 @@ class Engine:
 
     def _start_template(self, key: Key) -> Template:
         tree: str | None = None
+        packages: tuple[tuple[str, str], ...] = ()
         preload: tuple[str, ...] = ()
         if key.env is not None:
             info = envs.find(key.env, store=self.store)
-            tree, preload = info.tree, info.preload
+            tree, packages, preload = info.tree, info.packages, info.preload
         runtime = self.runtimes[key.rung]
         return runtime.start(
-            TemplateSpec(env=key.env, tree=tree, preload=preload, memory_by_rlimit=key.memory_by_rlimit)
+            TemplateSpec(
+                env=key.env,
+                tree=tree,
+                packages=packages,
+                preload=preload,
+                memory_by_rlimit=key.memory_by_rlimit,
+            )
         )
 
     @property
@@ -122,7 +131,8 @@ class Engine:
             )
         if env is not None:
             envs.find(env, store=self.store)
-        by_rlimit = self.layout.memory_by == "none"
+        nature = self.runtimes[rung].nature
+        by_rlimit = self.layout.memory_by == "none" and not nature.holds_memory
         if by_rlimit and not (accept_rlimit or self.settings.memory == "rlimit"):
             why = self.layout.missing.get("memory") or self.layout.missing.get("swap") or "no memory cgroup"
             raise CannotIsolate(
@@ -132,7 +142,7 @@ class Engine:
                     "in its place (one process, no threads, an exception instead of a kill)"
                 ),
             )
-        key = self._keys[rung, env, accept_rlimit] = Key(self.runtimes[rung].rung, env, by_rlimit)
+        key = self._keys[rung, env, accept_rlimit] = Key(self.runtimes[rung].rung, env, by_rlimit, nature)
         return key
 
     def _check(self, spec: RunSpec) -> tuple[Key, bytes]:
@@ -292,7 +302,8 @@ def facts_of(engine: Engine, key: Key | None, error: LockgateError | None) -> di
         "env": settings.env,
         "available": error is None,
         "boundary": runtime.boundary if runtime is not None else None,
-        "memory_by": "rlimit" if key is not None and key.memory_by_rlimit else engine.layout.memory_by,
+        "memory_by": memory_by(key, engine.layout.memory_by) if key is not None else engine.layout.memory_by,
+        "weakness": engine.pool.weakness(key) if key is not None else None,
         "bounds": msgspec.to_builtins(settings.bounds),
     }
     if error is not None:

@@ -97,12 +97,12 @@ class Group:
         """Return how often a fork was refused because the group held its most tasks (pids.events)."""
         return self._counter(self._layout.pids, "pids.events", "max ")
 
-    def alone(self) -> bool:
-        """Whether the group holds one task: the slot's first process, with nothing left running beside it."""
+    def alone(self, tasks: int = 1) -> bool:
+        """Whether the group holds at most the machine's own `tasks`: nothing that the run left runs beside them."""
         if self._layout.pids is None:
             return False
         try:
-            return int(cgroups.read(f"{self._layout.pids}/{self._name}/pids.current")) <= 1
+            return int(cgroups.read(f"{self._layout.pids}/{self._name}/pids.current")) <= tasks
         except (OSError, ValueError):
             return False
 

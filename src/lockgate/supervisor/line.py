@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
 from lockgate.contract.run import Rung
-from lockgate.runtimes.protocol import MachineFailed, Template
+from lockgate.runtimes.protocol import MachineFailed, Nature, Template
+from lockgate.supervisor.cgroups import Limits
 from lockgate.supervisor.loop import Timer
 from lockgate.supervisor.slot import Klass, Slot
 
@@ -24,11 +25,16 @@ BACK_OFF_MOST: Final = 30.0
 
 
 class Key(NamedTuple):
-    """What a template is made for."""
+    """What a template is made for, and the nature of its rung."""
 
     rung: Rung
     env: str | None
     memory_by_rlimit: bool
+    nature: Nature = Nature()
+
+    def limits(self, bounds: Bounds) -> Limits:
+        """Return what the control group of a machine with `bounds` is given."""
+        return Limits.of(bounds, self.nature.overhead, self.nature.overhead_tasks)
 
 
 class Waiter:

@@ -15,9 +15,10 @@ from typing import Final
 
 from lockgate.contract.bounds import CEILINGS, Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
+from lockgate.contract.rungs import Weakness
 from lockgate.runtimes.protocol import Machine, MachineFailed, MachineReady, Template
 from lockgate.supervisor import loop
-from lockgate.supervisor.cgroups import Layout, Limits
+from lockgate.supervisor.cgroups import Layout
 from lockgate.supervisor.group import Group
 from lockgate.supervisor.keeper import Keeper
 from lockgate.supervisor.line import Home, Key, Line, Shelf, Waiter, hardening_error
@@ -112,13 +113,13 @@ class Pool:
         """Note that a run begins or ends: making machines keeps out of its way."""
         self._active = time.monotonic()
 
-    def finished(self, slot: Slot, *, by_rlimit: bool) -> None:
+    def finished(self, slot: Slot, *, by_rlimit: bool, tasks: int = 1) -> None:
         """Destroy a slot whose run gave its result, out of the way of those who now deal with that result.
 
         Tearing down namespaces takes milliseconds of a core that broker and agent want. A slot whose only task has
         said all it may say waits for that long; one that left anything running is killed at once (ADR 0016).
         """
-        alone = slot.group.alone() if slot.group is not None else by_rlimit
+        alone = slot.group.alone(tasks) if slot.group is not None else by_rlimit
         if alone and not slot.dead and not self._closing:
             self.graveyard.deafen(slot)
             self._reactor.handler(slot.machine.pidfd, lambda _mask: self.done(slot, hard=False))
@@ -148,8 +149,7 @@ class Pool:
     def forget(self, key: Key, bounds: Bounds) -> bool:
         """Keep nothing warm for the unusual class of `bounds` any more; False while a machine of it is being made."""
         line = self._lines.get(key)
-        by_rlimit = self._layout.pids is None or key.memory_by_rlimit
-        klass, usual = (Klass.of(one, by_rlimit=by_rlimit) for one in (bounds, self._most))
+        klass, usual = self._klass(key, bounds), self._klass(key, self._most)
         shelf = line.shelves.get(klass) if line is not None else None
         if line is None or shelf is None or klass == usual:
             return True
@@ -157,6 +157,11 @@ class Pool:
             return False
         self._drop_shelf(line, klass)
         return True
+
+    def weakness(self, key: Key) -> Weakness | None:
+        """Return what of the rung's wall is missing in the present template of `key`; None before there is one."""
+        line = self._lines.get(key)
+        return line.home.template.weakness if line is not None and line.home is not None else None
 
     def error(self, key: Key) -> LockgateError | None:
         """Return why `key` has no machines, None if it has or may have."""
@@ -177,6 +182,10 @@ class Pool:
         }
 
     # ---- lines and shelves ---------------------------------------------------------------------------------------
+    def _klass(self, key: Key, bounds: Bounds) -> Klass:
+        by_rlimit = key.nature.forks and (self._layout.pids is None or key.memory_by_rlimit)
+        return Klass.of(bounds, by_rlimit=by_rlimit, fixed=key.nature.fixed)
+
     def _shelf(self, key: Key, bounds: Bounds) -> tuple[Line, Shelf]:
         line = self._lines.get(key)
         if line is None:
@@ -184,7 +193,7 @@ class Pool:
             if len(self._lines) > _LINES:
                 self._drop_line(min((x for x in self._lines.values() if not x.waiting), key=lambda x: x.used))
         line.used = self._active
-        klass = Klass.of(bounds, by_rlimit=self._layout.pids is None or key.memory_by_rlimit)
+        klass = self._klass(key, bounds)
         shelf = line.shelves.get(klass)
         if shelf is None:
             # One machine of an unusual class is kept warm once somebody asked for it; the least used class gives way.
@@ -346,7 +355,7 @@ class Pool:
         if self._keeper is None:
             slot.placed = True
         else:
-            limits = Limits.of(slot.bounds)
+            limits = line.key.limits(slot.bounds)
             self._keeper.place(machine.host_pid, limits, lambda group, error: self._placed(line, slot, group, error))
 
     def _placed(self, line: Line, slot: Slot, group: Group | None, error: str) -> None:

@@ -20,11 +20,11 @@ import msgspec
 
 from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import HostFault, LockgateError
+from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
 from lockgate.contract.run import ErrorInfo, KilledBy, RunSpec, Usage
+from lockgate.contract.rungs import WEAKNESSES, Weakness
 from lockgate.runtimes.protocol import MachineEvent, MachineFailed, MachineResult
 from lockgate.supervisor import loop
-from lockgate.supervisor.cgroups import Limits
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.links import fault_of
 from lockgate.supervisor.outcome import Outcome, blames_disk, blames_processes, clean, ended_without_result
@@ -49,7 +49,7 @@ class Deck(msgspec.Struct, frozen=True):
         send: gives a message to the agent.
         over: called once when the run is over for its caller.
         memory_by: what caps memory here, as `Attach` tells it.
-        work: the run's directory as the code sees it.
+        weaknesses: what the operator accepts for every run (`contract.rungs`).
 
     """
 
@@ -60,7 +60,7 @@ class Deck(msgspec.Struct, frozen=True):
     send: Callable[[wire.SupervisorToAgent], None]
     over: Callable[[Run], None]
     memory_by: str
-    work: str | None
+    weaknesses: tuple[Weakness, ...] = ()
 
 
 class Run:
@@ -123,6 +123,10 @@ class Run:
 
     def _got(self, slot: Slot) -> None:
         self.slot = slot
+        weakness = slot.home.template.weakness
+        if weakness is not None and weakness not in (*self._spec.accept_weaker, *self._deck.weaknesses):
+            self.refuse(not_accepted(self._key.rung, weakness))
+            return
         machine, reactor = slot.machine, self._deck.reactor
         self._control = machine.control.fileno()
         reactor.handler(self._control, self._on_control)
@@ -134,7 +138,7 @@ class Run:
             reactor.handler(slot.group.oom_fd, self._on_memory)
         if slot.group is not None:
             try:
-                slot.group.tighten(Limits.of(self._bounds))
+                slot.group.tighten(self._key.limits(self._bounds))
             except OSError as err:
                 self.refuse(
                     HostFault(
@@ -150,7 +154,8 @@ class Run:
                     ticket=self._spec.ticket,
                     rung=self._key.rung,
                     shared_kernel=self._shared_kernel(slot),
-                    memory_by="rlimit" if self._key.memory_by_rlimit else self._deck.memory_by,
+                    weakness=weakness,
+                    memory_by=memory_by(self._key, self._deck.memory_by),
                     code_sha256=hashlib.sha256(self._code).hexdigest(),
                     code_bytes=len(self._code),
                     env=self._spec.env,
@@ -290,12 +295,13 @@ class Run:
             self._broke()
             return
         outcome = clean(result, self._bounds.value)
+        work = self._key.nature.work
         killed_by: KilledBy | None = None
         if slot.group is not None and slot.group.oom_signalled():
             killed_by = "memory"
         elif blames_processes(outcome.error) and slot.group is not None and slot.group.refusals() > 0:
             killed_by = "processes"
-        elif blames_disk(outcome.error) and self._deck.work and disk_full(slot.machine.host_pid, self._deck.work):
+        elif blames_disk(outcome.error) and work and disk_full(slot.machine.host_pid, work):
             killed_by = "disk"
         self._end(outcome, killed_by)
 
@@ -409,6 +415,7 @@ class Run:
                 killed_by=killed_by,
                 truncated=truncated or _NO_COUNTS,
                 usage=usage,
+                weakness=self.slot.home.template.weakness if self.slot is not None else None,
             )
         )
         self._bury(hard=killed_by is not None)
@@ -440,7 +447,22 @@ class Run:
             if hard:
                 self._deck.pool.done(slot, hard=True)
             else:
-                self._deck.pool.finished(slot, by_rlimit=self._key.memory_by_rlimit)
+                key = self._key
+                self._deck.pool.finished(slot, by_rlimit=key.memory_by_rlimit, tasks=key.nature.tasks)
+
+
+def memory_by(key: Key, group: str) -> str:
+    """Return what caps the memory of a run of `key` where groups do it by `group` ("none" = they cannot)."""
+    return "rlimit" if key.memory_by_rlimit else key.nature.holds_memory if group == "none" else group
+
+
+def not_accepted(rung: str, weakness: Weakness) -> CannotIsolate:
+    """Return the refusal of a machine whose weakness nobody accepted: nothing was sent to it (X3)."""
+    return CannotIsolate(
+        f"the {rung} rung is weaker on this host than it should be ({weakness}): {WEAKNESSES[weakness]}",
+        next_step=f'run `lockgate doctor` for what brings the whole wall, or accept it: accept_weaker = ["{weakness}"] '
+        "under [execution]",
+    )
 
 
 # `MachineFailed.step` of a machine whose control socket simply ended; every other failure is a broken protocol.

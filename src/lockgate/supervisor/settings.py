@@ -9,6 +9,7 @@ import msgspec
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
 from lockgate.contract.run import Rung
+from lockgate.contract.rungs import Weakness
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         bounds: what a run may ask for at most; the operator's configuration already narrowed it.
         memory: "rlimit" accepts a per-process address-space limit where no memory cgroup can be had (X3, X6).
         accept_shared_kernel: the operator accepts the container rung for every run of this supervisor.
+        accept_weaker: weaknesses of other rungs that the operator accepts for every run of this supervisor.
         env_store: directory of the package sets; None = the store of this user (`envs.default_store`).
         cgroup: a delegated cgroup v2 directory to work in; None = look for one.
         max_runs: runs alive at once; later ones wait for a machine.
@@ -35,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     bounds: Bounds = Bounds()
     memory: Literal["cgroup", "rlimit"] = "cgroup"
     accept_shared_kernel: bool = False
+    accept_weaker: tuple[Weakness, ...] = ()
     env_store: str | None = None
     cgroup: str | None = None
     max_runs: int = 64

@@ -12,45 +12,39 @@ import select
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import HostFault
-from lockgate.runtimes.protocol import Machine
+from lockgate.runtimes.protocol import Machine, Nature
 from lockgate.supervisor import loop
 from lockgate.supervisor.group import Group
 from lockgate.supervisor.keeper import Keeper
 
 REAP_SECONDS: Final = 10.0
+_RLIMITS: Final = ("processes", "memory")
 
 
-class Klass(msgspec.Struct, frozen=True):
+class Klass(NamedTuple):
     """What is fixed when a machine is made; every other bound is set when a run takes it.
 
     A group's limits can be set later, so tasks and memory count only where rlimits hold them.
     """
 
-    disk: int
-    inodes: int
-    processes: int | None
-    memory: int | None
+    names: tuple[str, ...]
+    values: tuple[float, ...]
 
     @staticmethod
-    def of(bounds: Bounds, *, by_rlimit: bool) -> Klass:
-        """Return the class of machines that can hold `bounds`."""
-        return Klass(
-            bounds.disk,
-            bounds.inodes,
-            bounds.processes if by_rlimit else None,
-            bounds.memory if by_rlimit else None,
-        )
+    def of(bounds: Bounds, *, by_rlimit: bool, fixed: tuple[str, ...] = Nature().fixed) -> Klass:
+        """Return the class of machines that can hold `bounds`; `fixed` is that of the rung's nature."""
+        names = (*fixed, *(name for name in _RLIMITS if name not in fixed)) if by_rlimit else fixed
+        return Klass(names, tuple([getattr(bounds, name) for name in names]))
 
     def bounds(self, most: Bounds) -> Bounds:
         """Return the bounds that a machine of this class is made with: the operator's, with these made tighter."""
-        own = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        return msgspec.structs.replace(most, **own)
+        return msgspec.structs.replace(most, **dict(zip(self.names, self.values, strict=True)))
 
 
 class Slot:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import collections
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, cast
@@ -29,6 +29,7 @@ from lockgate.contract.errors import (
     ProcessDied,
 )
 from lockgate.contract.run import ExportInfo, RunResult, RunSpec
+from lockgate.contract.rungs import Weakness
 from lockgate.gate import checks
 from lockgate.gate._async.render import RunRender
 from lockgate.gate._async.session import ANSWER_SECONDS, Session
@@ -212,6 +213,7 @@ class Run:
         on_bytes: OnBytes | None = None,
         export_to: str | Path | None = None,
         accept_shared_kernel: bool | None = None,
+        accept_weaker: Iterable[Weakness] = (),
     ) -> RunResult:
         """Run Python in a sandbox that has never seen a run and never sees another.
 
@@ -224,6 +226,7 @@ class Run:
             on_bytes: called with "stdout" or "stderr" and the bytes as they were written, under the same bound.
             export_to: directory that takes exported files; nothing that is there is followed or replaced.
             accept_shared_kernel: accept a rung that shares the host's kernel, for this call (X3).
+            accept_weaker: what of the rung's wall may be missing on this host, for this call beside what is configured.
 
         Raises:
             BadScript: the code is not UTF-8, holds a NUL or is over the cap.
@@ -251,6 +254,7 @@ class Run:
                 bounds=limits,
                 accept_shared_kernel=accepted,
                 accept_memory_rlimit=execution.memory == "rlimit",
+                accept_weaker=checks.weaknesses(accept_weaker),
                 stream=on_stdout is not None or on_stderr is not None or on_bytes is not None,
             )
             sink = _sink(on_stdout, on_stderr, on_bytes) if spec.stream else None
@@ -316,6 +320,7 @@ class Run:
             calls=settled.calls,
             exports=settled.exports,
             usage=done.usage,
+            weakness=done.weakness,
         )
 
     async def _cancel(self, core: Core, id_: int, finished: Waiter, closed: Waiter) -> None:

@@ -35,6 +35,7 @@ if __name__ == "__main__":  # the package's own __init__ files need more than th
 
 from lockgate.kernel import mounts_unsafe as mounts
 from lockgate.kernel import process_unsafe as process
+from lockgate.runtimes import dialog
 from lockgate.runtimes.container import layout
 
 _NO_SUID_DEV = mounts.ATTR_NOSUID | mounts.ATTR_NODEV
@@ -258,7 +259,7 @@ def main() -> NoReturn:
         code = error.errno if isinstance(error, OSError) and error.errno else 0
         detail = f"{type(error).__name__}: {error}"[:1000]
         ctl.send(json.dumps({"error": step, "errno": code, "detail": detail}).encode())
-    os._exit(layout.STATUS_HARDENING_FAILED)
+    os._exit(dialog.STATUS_HARDENING_FAILED)
 
 
 if __name__ == "__main__":

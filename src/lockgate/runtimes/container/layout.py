@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 # Inside the sealed tree.
@@ -26,23 +25,3 @@ FIRST_UNUSED_FD: Final = 5
 # Descriptors of a template, above the slot's, so that a received one never lands on a slot's number.
 FD_CTL: Final = 5
 FD_PROC: Final = 6
-
-STATUS_HARDENING_FAILED: Final = 99
-
-# Control, supervisor -> slot: one header, then the source. `value` caps the JSON of the value and its text, each.
-CODE_HEADER: Final = struct.Struct(">4sII")  # magic, bytes of source, bytes of value
-CODE_MAGIC: Final = b"RUN2"
-GO: Final = b"G"  # follows when the broker knows the run: until then the source is compiled, and nothing of it runs
-# Control, slot -> supervisor: before code "R" or "F" + JSON + newline; after it one frame, u32 + JSON.
-RESULT_HEADER: Final = struct.Struct(">I")
-READY: Final = b"R"
-FAILED: Final = b"F"
-READY_LINE_BYTES: Final = 4096
-
-# What the code says of its error, in bytes of UTF-8.
-ERROR_NAME_BYTES: Final = 256
-ERROR_MESSAGE_BYTES: Final = 8 * 1024
-ERROR_TRACEBACK_BYTES: Final = 32 * 1024
-
-CTL_BYTES: Final = 64 * 1024  # one message between supervisor and template
-SLOT_DESCRIPTORS: Final = 4  # channel, control, stdout, stderr

@@ -12,7 +12,6 @@ import os
 import random
 import resource
 import socket
-import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +20,11 @@ import msgspec
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.run import Rung
+from lockgate.contract.rungs import Boundary
+from lockgate.runtimes import forked
 from lockgate.runtimes.container import layout, plan
-from lockgate.runtimes.container.handle import ContainerTemplate, answers
-from lockgate.runtimes.protocol import Boundary, TemplateSpec, Unavailable
+from lockgate.runtimes.forked import ForkedTemplate
+from lockgate.runtimes.protocol import Nature, TemplateSpec, Unavailable
 from lockgate.runtimes.single import run_once
 
 START_SECONDS: Final = 60.0  # preloading pandas on a cold disk takes seconds
@@ -49,11 +50,12 @@ class ContainerRuntime:
 
     rung: Rung = "container"
     boundary: Boundary = "shared kernel"
+    nature: Nature = Nature(work=layout.RUN_DIR)
 
     def __init__(self, template_arguments: tuple[str, ...] = ()) -> None:
         self._arguments = template_arguments
 
-    def start(self, spec: TemplateSpec) -> ContainerTemplate:
+    def start(self, spec: TemplateSpec) -> ForkedTemplate:
         """Start a template and wait until it is ready, with a deadline.
 
         Raises:
@@ -76,17 +78,9 @@ class ContainerRuntime:
                 "arguments": self._arguments,
                 "base": _claim_ids(owned) if _is_host_root() else 0,
             }
-            ctl, lifeline, launcher = _launch(msgspec.json.encode(data))
-            try:
-                facts = _wait_ready(ctl)
-            except BaseException:
-                ctl.close()
-                os.close(lifeline)
-                launcher.kill()
-                launcher.wait()
-                raise
-            ctl.setblocking(False)
-            return ContainerTemplate(ctl, lifeline, launcher, facts, owned.pop_all())
+            argv = [plan.interpreter(), "-I", "-S", str(Path(__file__).with_name("launcher.py"))]
+            parent = forked.launch(argv, msgspec.json.encode(data), START_SECONDS, _explained)
+            return ForkedTemplate(self.rung, self.boundary, parent, owned.pop_all())
 
     def probe(self) -> Unavailable | None:
         """Boot one machine for real, run one line in it, and look; None when it works."""
@@ -154,59 +148,6 @@ def _claim_ids(owned: contextlib.ExitStack) -> int:
         f"no free id range in {_TRIES} tries",
         next_step="stop other lockgate supervisors, or whoever binds lockgate-ids-*",
     )
-
-
-def _launch(data: bytes) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
-    """Start the launcher: (our ctl, our lifeline, the process)."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    memory = os.memfd_create("plan", os.MFD_CLOEXEC)
-    try:
-        os.write(memory, data)
-        os.lseek(memory, 0, os.SEEK_SET)
-        fds = (theirs.fileno(), read_end, memory)
-        program = str(Path(__file__).with_name("launcher.py"))
-        launcher = subprocess.Popen(
-            [plan.interpreter(), "-I", "-S", program, *map(str, fds)],
-            env={},
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            close_fds=True,
-            cwd="/",
-        )
-    except OSError as error:
-        ours.close()
-        os.close(write_end)
-        raise HostFault(
-            f"the launcher could not be started: {error.strerror}",
-            next_step=f"check that {plan.interpreter()} can be executed by this user",
-        ) from error
-    finally:
-        theirs.close()
-        os.close(read_end)
-        os.close(memory)
-    return ours, write_end, launcher
-
-
-def _wait_ready(ctl: socket.socket) -> dict[str, object]:
-    ctl.settimeout(START_SECONDS)
-    try:
-        message = ctl.recv(layout.CTL_BYTES)
-    except TimeoutError as error:
-        raise HostFault(
-            f"the template was not ready after {START_SECONDS:.0f} seconds",
-            next_step="preload fewer packages, or look for a stalled disk",
-        ) from error
-    except OSError:
-        message = b""
-    if not message:
-        raise HostFault("the launcher or template ended without a word", next_step="run `lockgate doctor`")
-    answer = answers.decode(message)
-    if answer.ready is not None:
-        return answer.ready
-    raise _explained(answer.error or "start", answer.errno, answer.detail)
 
 
 def _explained(step: str, code: int, detail: str) -> CannotIsolate | HostFault:

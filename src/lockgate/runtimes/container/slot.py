@@ -21,6 +21,7 @@ from lockgate.kernel import landlock_unsafe as landlock
 from lockgate.kernel import mounts_unsafe as mounts
 from lockgate.kernel import process_unsafe as process
 from lockgate.kernel.seccomp_unsafe import Filter
+from lockgate.runtimes import dialog
 from lockgate.runtimes.container import layout
 
 STEPS = (
@@ -199,6 +200,6 @@ def _fail(control: int, step: str, error: BaseException) -> NoReturn:
         "detail": f"{type(error).__name__}: {error}"[:500],  # a line of at most READY_LINE_BYTES
     }
     try:
-        os.write(control, layout.FAILED + json.dumps(report).encode() + b"\n")
+        os.write(control, dialog.FAILED + json.dumps(report).encode() + b"\n")
     finally:
-        _exit(layout.STATUS_HARDENING_FAILED)
+        _exit(dialog.STATUS_HARDENING_FAILED)

@@ -32,6 +32,7 @@ from lockgate.kernel import process_unsafe as process
 from lockgate.kernel import seccomp
 from lockgate.kernel.seccomp_unsafe import Filter
 from lockgate.kernel.syscalls_unsafe import ARCH
+from lockgate.runtimes import dialog
 from lockgate.runtimes.container import layout, slot
 
 _exit = os._exit  # the guest puts its own in the place of os._exit
@@ -130,7 +131,7 @@ class Template:
     def serve(self) -> slot.Job:
         """Answer requests; returns only in a slot, and never in the template, which exits on EOF."""
         while True:
-            message, fds, _, _ = socket.recv_fds(self.ctl, layout.CTL_BYTES, layout.SLOT_DESCRIPTORS)
+            message, fds, _, _ = socket.recv_fds(self.ctl, dialog.CTL_BYTES, dialog.MACHINE_DESCRIPTORS)
             if not message:
                 _exit(0)
             try:
@@ -155,8 +156,8 @@ class Template:
     def spawn(self, request: dict[str, Any], fds: list[int]) -> slot.Job | None:
         """S1 and the template's half of S2: clone, write the slot's maps, report it. In the slot, return its job."""
         self.step = "request"
-        if len(fds) != layout.SLOT_DESCRIPTORS:
-            raise OSError(9, f"{len(fds)} descriptors with a request, not {layout.SLOT_DESCRIPTORS}")
+        if len(fds) != dialog.MACHINE_DESCRIPTORS:
+            raise OSError(9, f"{len(fds)} descriptors with a request, not {dialog.MACHINE_DESCRIPTORS}")
         self.step = "clone"
         _one_thread()
         number = self._free_id()
@@ -312,5 +313,5 @@ def main(argv: list[str]) -> tuple[slot.Serve, dict[str, Any], int, bool]:
         detail = f"{type(error).__name__}: {error}"[:1000]
         with contextlib.suppress(OSError), socket.socket(fileno=layout.FD_CTL) as ctl:
             ctl.send(json.dumps({"error": step, "errno": code, "detail": detail}).encode())
-        _exit(layout.STATUS_HARDENING_FAILED)
+        _exit(dialog.STATUS_HARDENING_FAILED)
     return slot.enter(job)

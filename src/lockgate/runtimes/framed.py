@@ -1,9 +1,9 @@
-"""One slot as the supervisor sees it.
+"""One machine as the supervisor sees it, for every rung that speaks the protocol of `dialog`.
 
-Rule 1: after code was sent every byte of a slot is hostile. Its length is checked before it is kept, its JSON goes
+Rule 1: after code was sent every byte of a machine is hostile. Its length is checked before it is kept, its JSON goes
         through one strict type, every cap is checked again here; anything odd is `MachineFailed(step="protocol")`.
-Rule 2: nothing here waits. Sockets and pipes are non-blocking; a slot that does not read cannot hold the supervisor.
-Rule 3: control is read with recv(), never recvmsg(): descriptors that a slot passes are dropped by the kernel.
+Rule 2: nothing here waits. Sockets and pipes are non-blocking; a machine that does not read cannot hold the supervisor.
+Rule 3: control is read with recv(), never recvmsg(): descriptors that a machine passes are dropped by the kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.run import ErrorInfo
-from lockgate.runtimes.container import layout
+from lockgate.runtimes import dialog
 from lockgate.runtimes.protocol import MachineEvent, MachineFailed, MachineReady, MachineResult
 
 _READ: Final = 64 * 1024
@@ -58,8 +58,8 @@ def _cut(text: str, cap: int) -> tuple[str, int]:
     return kept, len(data) - len(kept.encode())
 
 
-class ContainerMachine:
-    """A slot: `runtimes.protocol.Machine`.
+class FramedMachine:
+    """A machine on four descriptors: `runtimes.protocol.Machine`.
 
     Args:
         bounds: the bounds it was made for.
@@ -86,16 +86,16 @@ class ContainerMachine:
         self._caps = bounds
         self._theirs: list[int] = []
         self._channel: socket.socket | None = None
-        channel = control = None
+        channel = inner = None
         try:
             self._channel, channel = socket.socketpair()
-            self.control, control = socket.socketpair()
+            self.control, inner = socket.socketpair()
             self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
             self._theirs = [stdout]
             self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-            self._theirs = [channel.detach(), control.detach(), stdout, stderr]
+            self._theirs = [channel.detach(), inner.detach(), stdout, stderr]
         except OSError:
-            for one in (channel, control):
+            for one in (channel, inner):
                 if one is not None:
                     one.close()
             self.close()
@@ -146,13 +146,13 @@ class ContainerMachine:
             raise ValueError(f"code can be sent once, to a machine that is ready; this one is {self._state}")
         self._state = "running"
         self._caps = bounds
-        header = layout.CODE_HEADER.pack(layout.CODE_MAGIC, len(code), bounds.value)
+        header = dialog.CODE_HEADER.pack(dialog.CODE_MAGIC, len(code), bounds.value)
         self._outbox = memoryview(header + code)
         return self.flush()
 
     def go(self) -> bool:
         """Let staged code run; as `send_code`."""
-        self._outbox = memoryview(bytes(self._outbox) + layout.GO)
+        self._outbox = memoryview(bytes(self._outbox) + dialog.GO)
         return self.flush()
 
     def flush(self) -> bool:
@@ -221,19 +221,19 @@ class ContainerMachine:
         """Before code: one line, R or F. These bytes come from our own code, yet are checked like any others."""
         end = self._inbox.find(b"\n")
         if end < 0:
-            if len(self._inbox) > layout.READY_LINE_BYTES:
+            if len(self._inbox) > dialog.READY_LINE_BYTES:
                 return self._failed("protocol", 0, "the first line of the slot has no end")
             return None
         kind, body = bytes(self._inbox[:1]), bytes(self._inbox[1:end])
-        if end + 1 != len(self._inbox) or end > layout.READY_LINE_BYTES:
+        if end + 1 != len(self._inbox) or end > dialog.READY_LINE_BYTES:
             return self._failed("protocol", 0, "the slot spoke before it was asked")
         self._inbox.clear()
         try:
-            if kind == layout.READY:
+            if kind == dialog.READY:
                 facts = _facts.decode(body)
                 self._state = "ready"
                 return MachineReady(facts=facts)
-            if kind == layout.FAILED:
+            if kind == dialog.FAILED:
                 failure = _failures.decode(body)
                 return self._failed(failure.step, failure.errno, failure.detail)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -244,15 +244,15 @@ class ContainerMachine:
         """After code: one frame, at most as long as the caps allow. A ready slot says nothing before it has code."""
         if self._state == "ready":
             return self._failed("protocol", 0, "the slot spoke before it had code")
-        if len(self._inbox) < layout.RESULT_HEADER.size:
+        if len(self._inbox) < dialog.RESULT_HEADER.size:
             return None
-        (length,) = layout.RESULT_HEADER.unpack_from(self._inbox)
+        (length,) = dialog.RESULT_HEADER.unpack_from(self._inbox)
         cap = self._caps.value * (1 + _ESCAPED) + _SLACK
         if not 0 < length <= cap:
             return self._failed("protocol", 0, f"a result of {length} bytes is outside 1..{cap}")
-        if len(self._inbox) < layout.RESULT_HEADER.size + length:
+        if len(self._inbox) < dialog.RESULT_HEADER.size + length:
             return None
-        body = bytes(self._inbox[layout.RESULT_HEADER.size : layout.RESULT_HEADER.size + length])
+        body = bytes(self._inbox[dialog.RESULT_HEADER.size : dialog.RESULT_HEADER.size + length])
         self._inbox.clear()  # bytes after the frame are nobody's
         return self._result(body)
 
@@ -279,9 +279,9 @@ class ContainerMachine:
         info = claim.error
         if info is not None:
             info = ErrorInfo(
-                name=_cut(info.name, layout.ERROR_NAME_BYTES)[0],
-                message=_cut(info.message, layout.ERROR_MESSAGE_BYTES)[0],
-                traceback=_cut(info.traceback, 2 * layout.ERROR_TRACEBACK_BYTES)[0],
+                name=_cut(info.name, dialog.ERROR_NAME_BYTES)[0],
+                message=_cut(info.message, dialog.ERROR_MESSAGE_BYTES)[0],
+                traceback=_cut(info.traceback, 2 * dialog.ERROR_TRACEBACK_BYTES)[0],
             )
         self._state = "done"
         return MachineResult(value=value, text=text, error=info, exit_code=claim.exit_code, truncated=truncated)

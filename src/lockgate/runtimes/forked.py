@@ -1,4 +1,8 @@
-"""The supervisor's side of a template.
+"""The supervisor's side of a template that forks: of every rung whose machines are children of one warm process.
+
+On ctl (SOCK_SEQPACKET, one JSON message a packet) goes {"bounds": {...}, "cold": bool} with SCM_RIGHTS [channel,
+control, stdout, stderr]; back comes {"ready": {...}} once, then for each request {"spawned": pid} with SCM_RIGHTS
+[pidfd] or {"error": step, "errno": n, "detail": text}.
 
 Rule 1: after `start` nothing here waits; requests that the socket cannot take now are kept and sent later, in order.
 Rule 2: answers come in the order of the requests, because the template is single-threaded.
@@ -12,16 +16,18 @@ import os
 import socket
 import subprocess
 from collections import deque
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import HostFault
+from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.run import Rung
-from lockgate.runtimes.container import layout
-from lockgate.runtimes.container.machine import ContainerMachine
-from lockgate.runtimes.protocol import Boundary, MachineFailed
+from lockgate.contract.rungs import Boundary, Weakness
+from lockgate.runtimes import dialog
+from lockgate.runtimes.framed import FramedMachine
+from lockgate.runtimes.protocol import MachineFailed
 
 _CLOSE_SECONDS: Final = 10.0
 
@@ -36,18 +42,103 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
     detail: str = ""
 
 
-answers: Final = msgspec.json.Decoder(Answer)
+_answers: Final = msgspec.json.Decoder(Answer)
 _DROPPED: Final = "the template is gone"
 
 
-class ContainerTemplate:
+class Parent(NamedTuple):
+    """A warm process that said it is ready: our end of its control socket, the lifeline that it ends with, itself."""
+
+    ctl: socket.socket
+    lifeline: int
+    process: subprocess.Popen[bytes]
+    facts: dict[str, Any]
+
+
+Explain = Callable[[str, int, str], CannotIsolate | HostFault]
+
+
+def launch(argv: list[str], plan: bytes, seconds: float, explain: Explain) -> Parent:
+    """Start the program that becomes a template, with nothing but three descriptors, and wait until it is ready.
+
+    Args:
+        argv: the program; the numbers of its control socket, its lifeline and a file that holds `plan` are appended.
+        seconds: the longest wait.
+        explain: makes the error of a failed step from its name, errno and detail.
+
+    Raises:
+        CannotIsolate: what `explain` made of it. HostFault: the same, or it ended or hung without a word.
+
+    """
+    ctl, lifeline, process = _launch(argv, plan)
+    try:
+        facts = _wait_ready(ctl, seconds, explain)
+    except BaseException:
+        ctl.close()
+        os.close(lifeline)
+        process.kill()
+        process.wait()
+        raise
+    ctl.setblocking(False)
+    return Parent(ctl, lifeline, process, facts)
+
+
+def _launch(argv: list[str], plan: bytes) -> tuple[socket.socket, int, subprocess.Popen[bytes]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    memory = os.memfd_create("plan", os.MFD_CLOEXEC)
+    try:
+        os.write(memory, plan)
+        os.lseek(memory, 0, os.SEEK_SET)
+        fds = (theirs.fileno(), read_end, memory)
+        process = subprocess.Popen(
+            [*argv, *map(str, fds)],
+            env={},
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            close_fds=True,
+            cwd="/",
+        )
+    except OSError as error:
+        ours.close()
+        os.close(write_end)
+        raise HostFault(
+            f"the process that sandboxes come from could not be started: {error.strerror}",
+            next_step=f"check that {argv[0]} can be executed by this user",
+        ) from error
+    finally:
+        theirs.close()
+        os.close(read_end)
+        os.close(memory)
+    return ours, write_end, process
+
+
+def _wait_ready(ctl: socket.socket, seconds: float, explain: Explain) -> dict[str, Any]:
+    ctl.settimeout(seconds)
+    try:
+        message = ctl.recv(dialog.CTL_BYTES)
+    except TimeoutError as error:
+        raise HostFault(
+            f"the template was not ready after {seconds:.0f} seconds",
+            next_step="preload fewer packages, or look for a stalled disk",
+        ) from error
+    except OSError:
+        message = b""
+    if not message:
+        raise HostFault("the template ended without a word", next_step="run `lockgate doctor`")
+    answer = _answers.decode(message)
+    if answer.ready is not None:
+        return answer.ready
+    raise explain(answer.error or "start", answer.errno, answer.detail)
+
+
+class ForkedTemplate:
     """A warm template: `runtimes.protocol.Template`.
 
     Args:
-        ctl: our end of its control socket, non-blocking.
-        lifeline: write end of the pipe whose end the launcher waits for.
-        launcher: the process to reap.
-        facts: what the template said of itself.
+        parent: what `launch` returned.
         owned: whatever else must live as long as the template (the claim on its id range).
 
     Attributes:
@@ -57,25 +148,22 @@ class ContainerTemplate:
 
     """
 
-    rung: Rung = "container"
-    boundary: Boundary = "shared kernel"
-
     def __init__(
         self,
-        ctl: socket.socket,
-        lifeline: int,
-        launcher: subprocess.Popen[bytes],
-        facts: dict[str, Any],
+        rung: Rung,
+        boundary: Boundary,
+        parent: Parent,
         owned: contextlib.ExitStack,
+        weakness: Weakness | None = None,
     ) -> None:
-        self._ctl = ctl
-        self._lifeline = lifeline
-        self._launcher = launcher
+        self.rung: Rung = rung
+        self.boundary: Boundary = boundary
+        self.weakness: Weakness | None = weakness
+        self._ctl, self._lifeline, self._launcher, self.facts = parent
         self._owned = owned
-        self._unsent: deque[tuple[bytes, ContainerMachine]] = deque()
-        self._waiting: deque[ContainerMachine] = deque()
+        self._unsent: deque[tuple[bytes, FramedMachine]] = deque()
+        self._waiting: deque[FramedMachine] = deque()
         self._closed = False
-        self.facts = facts
         self.requested = 0
 
     def fileno(self) -> int:
@@ -87,7 +175,7 @@ class ContainerTemplate:
         """Whether requests wait for room; then `on_readable` may also be called when the descriptor is writable."""
         return bool(self._unsent)
 
-    def request(self, bounds: Bounds, *, cold: bool = False) -> ContainerMachine:
+    def request(self, bounds: Bounds, *, cold: bool = False) -> FramedMachine:
         """Ask for one machine; does not wait.
 
         Args:
@@ -101,7 +189,7 @@ class ContainerTemplate:
         if self._closed:
             raise HostFault("this template is closed", next_step="start another one")
         try:
-            machine = ContainerMachine(bounds)
+            machine = FramedMachine(bounds)
         except OSError as error:
             raise HostFault(
                 f"no descriptors for another sandbox: {os.strerror(error.errno or 0)}",
@@ -137,17 +225,17 @@ class ContainerTemplate:
             machine.forget_slot_descriptors()
             self._waiting.append(machine)
 
-    def on_readable(self) -> list[ContainerMachine | MachineFailed]:
+    def on_readable(self) -> list[FramedMachine | MachineFailed]:
         """Return the machines that now have a pidfd, in order of request; a failed one is `MachineFailed`.
 
         Raises:
             HostFault: the template ended or broke its protocol.
 
         """
-        arrived: list[ContainerMachine | MachineFailed] = []
+        arrived: list[FramedMachine | MachineFailed] = []
         while True:
             try:
-                message, fds, _, _ = socket.recv_fds(self._ctl, layout.CTL_BYTES, 1, socket.MSG_DONTWAIT)
+                message, fds, _, _ = socket.recv_fds(self._ctl, dialog.CTL_BYTES, 1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
@@ -158,9 +246,9 @@ class ContainerTemplate:
         self._send()
         return arrived
 
-    def _one(self, message: bytes, fds: list[int]) -> ContainerMachine | MachineFailed:
+    def _one(self, message: bytes, fds: list[int]) -> FramedMachine | MachineFailed:
         try:
-            answer = answers.decode(message)
+            answer = _answers.decode(message)
             machine = self._waiting.popleft()
         except (msgspec.MsgspecError, IndexError) as error:
             for fd in fds:

@@ -1,0 +1,33 @@
+"""The rungs: what kind of boundary each is, which of them this version drives, and what may be missing of one.
+
+Rule 1: a rung that shares the host's kernel, or stands here without a part of its wall (`Weakness`), takes code only
+        after somebody accepted exactly that (X3).
+Rule 2: this file is data. Whether a rung works on this host is found out by its `Runtime`, never here.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+from lockgate.contract.run import Rung
+
+Boundary = Literal["shared kernel", "user-space kernel", "hardware", "emulated", "wasm"]
+
+# What of a rung's own wall may be missing on a host.
+Weakness = Literal["emulated", "no outer wall", "old runtime"]
+
+RUNGS: Final[tuple[Rung, ...]] = get_args(Rung)
+BUILT: Final[tuple[Rung, ...]] = ("container",)
+"""The rungs that this version drives: those of `supervisor.engine.runtimes`, which a test holds to this list."""
+
+BOUNDARIES: Final[dict[Rung, Boundary]] = {
+    "container": "shared kernel",
+    "gvisor": "user-space kernel",
+    "microvm": "hardware",
+    "wasm": "wasm",
+}
+WEAKNESSES: Final[dict[Weakness, str]] = {
+    "emulated": "the machine is emulated: slower, and its boundary is the emulator's code, not the processor's",
+    "no outer wall": "nothing confines the engine's own process: a defect of the engine is an escape",
+    "old runtime": "the runtime is older than the release whose fixes this rung relies on",
+}
