@@ -1,0 +1,1 @@
+"""The wasm rung: CPython as WebAssembly, with the outer wall around the engine."""

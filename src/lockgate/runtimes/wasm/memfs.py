@@ -1,0 +1,378 @@
+"""The file tree of a run, in this process's memory: no file of the host is in it, and none can be reached through it.
+
+Rule 1: bytes and names are counted before they exist: a write past the disk bound is ENOSPC, and so is one name too
+        many. A hole counts as what it would hold.
+Rule 2: the run's own directory is the only place that can change. There are no links of either kind.
+Rule 3: a path is split once and walked from a directory of this tree; ".." at its root stays at the root.
+
+Errors are WASI preview 1 errno values (`Errno`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Final
+
+NAME_BYTES: Final = 255
+PATH_BYTES: Final = 4096
+_FILE_MAX: Final = (1 << 31) - 1
+
+
+class Errno(enum.IntEnum):
+    """Errno values of WASI preview 1 (`$errno` of the witx), those that this rung gives."""
+
+    SUCCESS = 0
+    ACCES = 2
+    BADF = 8
+    EXIST = 20
+    FAULT = 21
+    FBIG = 22
+    INVAL = 28
+    IO = 29
+    ISDIR = 31
+    MFILE = 33
+    NAMETOOLONG = 37
+    NOENT = 44
+    NOSPC = 51
+    NOSYS = 52
+    NOTDIR = 54
+    NOTEMPTY = 55
+    NOTSOCK = 57
+    NOTSUP = 58
+    OVERFLOW = 61
+    PERM = 63
+    PIPE = 64
+    ROFS = 69
+    SPIPE = 70
+
+
+class Refused(Exception):
+    """An operation on the tree failed with this errno."""
+
+    def __init__(self, errno: Errno) -> None:
+        super().__init__(errno)
+        self.errno = errno
+
+
+class Quota:
+    """What a run's directory may hold: `disk` bytes in `inodes` files and directories, its own included."""
+
+    def __init__(self, disk: int, inodes: int) -> None:
+        self.disk = disk
+        self.inodes = inodes
+        self.used = 0
+        self.count = 0
+
+    def bytes(self, change: int) -> None:
+        """Take or give back bytes."""
+        if change > self.disk - self.used:
+            raise Refused(Errno.NOSPC)
+        self.used += change
+
+    def name(self) -> None:
+        """Take one inode."""
+        if self.count >= self.inodes:
+            raise Refused(Errno.NOSPC)
+        self.count += 1
+
+
+class Node:
+    """A file or a directory.
+
+    Attributes:
+        number: the inode number. links: 0 once its name is gone. opened: descriptors on it. times: (access,
+            modification, change) in nanoseconds.
+
+    """
+
+    def __init__(self, number: int, now: int) -> None:
+        self.number = number
+        self.times = [now, now, now]
+        self.links = 1
+        self.opened = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of a file, 0 for a directory."""
+        return 0
+
+
+class Directory(Node):
+    """A directory: `quota` is set where things may be made, None where nothing changes."""
+
+    def __init__(self, number: int, now: int, quota: Quota | None = None) -> None:
+        super().__init__(number, now)
+        self.entries: dict[bytes, Node] = {}
+        self.parent: Directory = self
+        self.quota = quota
+
+
+class Sealed(Node):
+    """A file that nobody changes: a view of bytes that live elsewhere."""
+
+    def __init__(self, number: int, now: int, data: memoryview) -> None:
+        super().__init__(number, now)
+        self.data = data
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
+
+    def read(self, at: int, count: int) -> memoryview:
+        """Return what is there."""
+        return self.data[at : at + count]
+
+
+class File(Node):
+    """A file of the run."""
+
+    def __init__(self, number: int, now: int, quota: Quota) -> None:
+        super().__init__(number, now)
+        self.data = bytearray()
+        self.quota = quota
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
+
+    def read(self, at: int, count: int) -> bytes:
+        """Return what is there."""
+        return bytes(self.data[at : at + count])
+
+    def write(self, at: int, data: bytes | memoryview) -> int:
+        """Write as much as the quota holds, at least one byte; returns how many.
+
+        Raises:
+            Refused: NOSPC when there is no room at all, FBIG past what an offset can say.
+
+        """
+        end = at + len(data)
+        if end > _FILE_MAX:
+            raise Refused(Errno.FBIG)
+        grow = end - len(self.data)
+        if grow > 0:
+            room = self.quota.disk - self.quota.used
+            if grow > room:  # a short write, as on a full disk
+                end = len(self.data) + room
+                if end <= at:
+                    raise Refused(Errno.NOSPC)
+                grow, data = room, data[: end - at]
+            self.quota.bytes(grow)
+            if at > len(self.data):
+                self.data += bytes(at - len(self.data))
+        self.data[at:end] = data
+        return len(data)
+
+    def resize(self, size: int) -> None:
+        """Cut or fill with zeros."""
+        if size > _FILE_MAX:
+            raise Refused(Errno.FBIG)
+        change = size - len(self.data)
+        self.quota.bytes(change)
+        if change > 0:
+            self.data += bytes(change)
+        else:
+            del self.data[size:]
+
+    def forget(self) -> None:
+        """Give back what it holds, once nobody can reach it any more."""
+        if self.links == 0 and self.opened == 0:
+            self.quota.bytes(-len(self.data))
+            self.quota.count -= 1
+            self.data = bytearray()
+
+
+class Tree:
+    """The whole tree.
+
+    Args:
+        now: the clock, nanoseconds.
+
+    """
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
+        self._numbers = 0
+        self.root = Directory(self._number(), now())
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # ---- what the host places ------------------------------------------------------------------------------------
+    def place(self, path: str, quota: Quota | None = None) -> Directory:
+        """Make a directory and those above it; with a quota, the run may change what is in it."""
+        here = self.root
+        for part in path.encode().strip(b"/").split(b"/"):
+            found = here.entries.get(part)
+            if not isinstance(found, Directory):
+                found = self._attach(here, part, Directory(self._number(), self.now()))
+            here = found
+        if quota is not None:
+            quota.name()
+            here.quota = quota
+        return here
+
+    def place_file(self, path: str, data: memoryview) -> None:
+        """Place a file that nobody changes."""
+        where, _, name = path.rpartition("/")
+        self.place(where).entries[name.encode()] = Sealed(self._number(), self.now(), data)
+
+    @staticmethod
+    def _attach(where: Directory, name: bytes, what: Directory) -> Directory:
+        what.parent = where
+        where.entries[name] = what
+        return what
+
+    # ---- paths ---------------------------------------------------------------------------------------------------
+    @staticmethod
+    def split(path: bytes) -> list[bytes]:
+        """Return the parts of a path; "." parts are dropped, a trailing slash is an empty last part."""
+        if len(path) > PATH_BYTES:
+            raise Refused(Errno.NAMETOOLONG)
+        if b"\0" in path:
+            raise Refused(Errno.INVAL)
+        if not path:
+            raise Refused(Errno.NOENT)
+        parts = [one for one in path.split(b"/") if one not in {b"", b"."}]
+        if any(len(one) > NAME_BYTES for one in parts):
+            raise Refused(Errno.NAMETOOLONG)
+        if path.endswith((b"/", b"/.")) or path == b".":
+            parts.append(b"")
+        return parts
+
+    def _step(self, here: Node, part: bytes) -> Node:
+        if not isinstance(here, Directory):
+            raise Refused(Errno.NOTDIR)
+        if part == b"..":
+            return here.parent
+        found = here.entries.get(part) if part else here
+        if found is None:
+            raise Refused(Errno.NOENT)
+        return found
+
+    def find(self, start: Directory, path: bytes) -> Node:
+        """Return what is at `path`."""
+        here: Node = start
+        for part in self.split(path):
+            here = self._step(here, part)
+        return here
+
+    def slot(self, start: Directory, path: bytes, *, directory: bool = False) -> tuple[Directory, bytes]:
+        """Return (directory, name) that `path` means; the name may be free. `directory`: a trailing slash is fine."""
+        parts = self.split(path)
+        if parts and parts[-1] == b"":
+            parts.pop()
+            if not directory and parts:
+                self.find(start, path)  # gives NOENT or NOTDIR where that is the truth
+                raise Refused(Errno.ISDIR)
+        if not parts or parts[-1] == b"..":
+            raise Refused(Errno.EXIST if directory else Errno.ISDIR)
+        here: Node = start
+        for part in parts[:-1]:
+            here = self._step(here, part)
+        if not isinstance(here, Directory):
+            raise Refused(Errno.NOTDIR)
+        return here, parts[-1]
+
+    # ---- changes -------------------------------------------------------------------------------------------------
+    @staticmethod
+    def _quota(where: Directory) -> Quota:
+        if where.quota is None:
+            raise Refused(Errno.ROFS)
+        if where.links == 0:
+            raise Refused(Errno.NOENT)  # the directory itself was removed
+        return where.quota
+
+    def _touch(self, where: Directory) -> None:
+        where.times[1] = where.times[2] = self.now()
+
+    def make_file(self, where: Directory, name: bytes) -> File:
+        """Make an empty file under a free name."""
+        quota = self._quota(where)
+        quota.name()
+        made = File(self._number(), self.now(), quota)
+        where.entries[name] = made
+        self._touch(where)
+        return made
+
+    def make_directory(self, start: Directory, path: bytes) -> None:
+        """Make a directory, as mkdir(2)."""
+        where, name = self.slot(start, path, directory=True)
+        if name in where.entries:
+            raise Refused(Errno.EXIST)
+        quota = self._quota(where)
+        quota.name()
+        self._attach(where, name, Directory(self._number(), self.now(), quota))
+        self._touch(where)
+
+    def remove_directory(self, start: Directory, path: bytes) -> None:
+        """Remove an empty directory, as rmdir(2)."""
+        where, name = self.slot(start, path, directory=True)
+        found = where.entries.get(name)
+        if found is None:
+            raise Refused(Errno.NOENT)
+        if not isinstance(found, Directory):
+            raise Refused(Errno.NOTDIR)
+        quota = self._quota(where)
+        if found.entries:
+            raise Refused(Errno.NOTEMPTY)
+        self._drop(where, name, found, quota)
+
+    def _drop(self, where: Directory, name: bytes, what: Node, quota: Quota) -> None:
+        del where.entries[name]
+        what.links = 0
+        if isinstance(what, File):
+            what.forget()
+        else:
+            quota.count -= 1
+        self._touch(where)
+
+    def unlink(self, start: Directory, path: bytes) -> None:
+        """Take a file away, as unlink(2) does."""
+        where, name = self.slot(start, path)
+        found = where.entries.get(name)
+        if found is None:
+            raise Refused(Errno.NOENT)
+        if isinstance(found, Directory):
+            raise Refused(Errno.ISDIR)
+        self._drop(where, name, found, self._quota(where))
+
+    def rename(self, start: Directory, old: bytes, start_new: Directory, new: bytes) -> None:
+        """Move something within the run's own directory, as rename(2) does."""
+        where, name = self.slot(start, old, directory=True)
+        target, target_name = self.slot(start_new, new, directory=True)
+        moved = where.entries.get(name)
+        if moved is None:
+            raise Refused(Errno.NOENT)
+        quota = self._quota(where)
+        self._quota(target)
+        if not isinstance(moved, Directory) and (old.endswith(b"/") or new.endswith(b"/")):
+            raise Refused(Errno.NOTDIR)
+        there = target.entries.get(target_name)
+        if there is moved:
+            return
+        if isinstance(moved, Directory):
+            above = target
+            while above is not above.parent:
+                if above is moved:
+                    raise Refused(Errno.INVAL)
+                above = above.parent
+            if there is not None and not isinstance(there, Directory):
+                raise Refused(Errno.NOTDIR)
+        if isinstance(there, Directory):
+            if not isinstance(moved, Directory):
+                raise Refused(Errno.ISDIR)
+            if there.entries:
+                raise Refused(Errno.NOTEMPTY)
+        if there is not None:
+            self._drop(target, target_name, there, quota)
+        del where.entries[name]
+        target.entries[target_name] = moved
+        if isinstance(moved, Directory):
+            moved.parent = target
+        self._touch(where)
+        self._touch(target)
