@@ -267,11 +267,6 @@ class EgressPolicy:
         return frozenset(self._names)
 
     @property
-    def listed(self) -> tuple[tuple[str, int], ...]:
-        """Host and port of every exact entry."""
-        return tuple(self._made.exact)
-
-    @property
     def rules(self) -> tuple[str, ...]:
         """All rules, as verdicts name them, in their order."""
         made = self._made

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from lockgate.contract.errors import ConfigError
-from lockgate.render import canary, chat, emit_html, emit_markdown, files, office, plain, selfcheck, tickets
+from lockgate.policy.canary import Needles
+from lockgate.render import chat, emit_html, emit_markdown, files, office, plain, selfcheck, tickets
 from lockgate.render.bounds import TooComplex
 from lockgate.render.headers import headers
 from lockgate.render.judge import Budget, Judge, destination
@@ -52,7 +53,7 @@ class Guard:
         self.provenance = provenance if provenance is not None else Provenance()
         self.latched = False
         self._run_urls: set[str] = set()
-        self._needles = canary.needles(self.policy.canaries)
+        self._needles = Needles.of(self.policy.canaries)
         self._count = 0
 
     # ---- documents -----------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class Guard:
         def watch(text: str) -> bool:
             nonlocal tail
             tail = (tail + text)[-(_WINDOW + len(text)) :]
-            return canary.hit(tail, self._needles)
+            return self._needles.hit(tail)
 
         def piece(text: str, as_plain: bool) -> Rendered:
             if stream.withheld:
@@ -204,10 +205,10 @@ class Guard:
 
     def _document(self, raw: str | bytes, sink: Sink, source: Source) -> Rendered:
         text, dropped = self._bounded(raw)
-        if canary.hit(text, self._needles):
+        if self._needles.hit(text):
             return self._withhold(sink)
         made = self._emit(text, sink, source, Budget(run_urls=self._run_urls), as_plain=dropped > 0, dropped=dropped)
-        if self._needles and canary.hit(made.text, self._needles):
+        if self._needles and self._needles.hit(made.text):
             return self._withhold(sink)
         return made
 
@@ -258,7 +259,7 @@ class Guard:
 
     def _words(self, raw: str | bytes, sink: Sink, method: Callable[[str], tuple[str, int]]) -> Rendered:
         text, dropped = self._bounded(raw)
-        if canary.hit(text, self._needles):
+        if self._needles.hit(text):
             return self._withhold(sink)
         made, removed = method(text)
         if dropped and sink not in {"csv", "discord", "header"}:
@@ -270,7 +271,7 @@ class Guard:
 
     def _file(self, raw: str | bytes, sink: Sink, method: Callable[[str, files.Report], str]) -> Rendered:
         text, dropped = self._bounded(raw)
-        if canary.hit(text, self._needles):
+        if self._needles.hit(text):
             return self._withhold(sink)
         denials: list[Denial] = []
 
