@@ -289,6 +289,11 @@ class EgressPolicy:
         """Return the same as `rules_for`."""
         return self.rules_for(endpoint)
 
+    @property
+    def intercepted(self) -> frozenset[str]:
+        """The hosts whose TLS is opened at the gateway; for a wildcard its parent, which stands for the names below."""
+        return frozenset(host for host, _ in (*self._made.endpoints, *self._made.wild_endpoints))
+
     def model(self, endpoint: Endpoint) -> ModelApi | None:
         """Return the wire format of a model endpoint, or None."""
         found = self.rules_for(endpoint)
