@@ -21,11 +21,8 @@ _MOST: Final = 64
 SECUREBITS: Final = 0xEF
 
 
-def drop_all() -> None:
-    """Empty bounding, ambient, permitted, effective and inheritable sets and lock the securebits, in that order.
-
-    The first three steps need CAP_SETPCAP, so the sets themselves go last.
-    """
+def drop_bounding() -> None:
+    """Empty the bounding set: nothing that is executed later can have a capability (needs CAP_SETPCAP)."""
     for capability in range(_MOST):
         try:
             call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -33,6 +30,19 @@ def drop_all() -> None:
             if error.errno == errno.EINVAL and capability:
                 break
             raise
+
+
+def drop_sets() -> None:
+    """Empty the permitted, effective and inheritable sets."""
+    call("capset", struct.pack("=Ii", _VERSION_3, 0), bytes(24))
+
+
+def drop_all() -> None:
+    """Empty bounding, ambient, permitted, effective and inheritable sets and lock the securebits, in that order.
+
+    The first three steps need CAP_SETPCAP, so the sets themselves go last.
+    """
+    drop_bounding()
     call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     call("prctl", _PR_SET_SECUREBITS, SECUREBITS, 0, 0, 0)
-    call("capset", struct.pack("=Ii", _VERSION_3, 0), bytes(24))
+    drop_sets()

@@ -16,6 +16,7 @@ MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
 MS_REMOUNT: Final = 32
+MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
 
@@ -40,6 +41,11 @@ _FSMOUNT_CLOEXEC: Final = 1
 def mount(kind: str, target: str, flags: int, options: str = "") -> None:
     """Mount a fresh file system of `kind` on `target` (mount(2))."""
     call("mount", kind.encode(), target.encode(), kind.encode(), flags, options.encode() or None)
+
+
+def bind(source: str, target: str) -> None:
+    """Show `source`, with what is mounted below it, at `target` as well."""
+    call("mount", source.encode(), target.encode(), None, MS_BIND | MS_REC, None)
 
 
 def make_private(target: str = "/") -> None:

@@ -40,8 +40,11 @@ def unshare(flags: int) -> None:
     call("unshare", flags)
 
 
-def clone_slot() -> tuple[int, int]:
-    """Clone this process into seven fresh namespaces; returns (0, -1) in the child, (pid, pidfd) in the parent.
+def clone_slot(namespaces: int = ALL_NAMESPACES) -> tuple[int, int]:
+    """Clone this process into fresh namespaces; returns (0, -1) in the child, (pid, pidfd) in the parent.
+
+    Args:
+        namespaces: which; all seven unless the caller is root and keeps some.
 
     All three fork hooks of CPython run: with the child's alone CPython 3.13 aborts. The child's cached thread id is
     set by the kernel (SETTID at the address of PR_GET_TID_ADDRESS), since glibc's fork handlers do not run.
@@ -49,7 +52,7 @@ def clone_slot() -> tuple[int, int]:
     tid = ctypes.c_uint64(0)
     call("prctl", _PR_GET_TID_ADDRESS, ctypes.addressof(tid))
     pidfd = ctypes.c_int(-1)
-    flags = ALL_NAMESPACES | _CLONE_PIDFD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | _SIGCHLD
+    flags = namespaces | _CLONE_PIDFD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | _SIGCHLD
     tail = (0, tid.value) if ARCH.tls_before_ctid else (tid.value, 0)
     ctypes.pythonapi.PyOS_BeforeFork()
     try:

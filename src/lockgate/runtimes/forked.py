@@ -189,7 +189,7 @@ class ForkedTemplate:
         if self._closed:
             raise HostFault("this template is closed", next_step="start another one")
         try:
-            machine = FramedMachine(bounds)
+            machine = self._make(bounds)
         except OSError as error:
             raise HostFault(
                 f"no descriptors for another sandbox: {os.strerror(error.errno or 0)}",
@@ -206,6 +206,9 @@ class ForkedTemplate:
         self.requested += 1
         self._send()
         return machine
+
+    def _make(self, bounds: Bounds) -> FramedMachine:
+        return FramedMachine(bounds)
 
     def _send(self) -> None:
         while self._unsent:

@@ -128,6 +128,9 @@ class FramedMachine:
         return self.host_pid > 0
 
     # ---- runtimes.protocol.Machine -------------------------------------------------------------------------------
+    def placed(self) -> None:
+        """Its control group stands; a machine whose processes are born before that has nothing to do."""
+
     def take_channel(self) -> socket.socket:
         """Give away the host end of the broker channel, once; the caller closes it after passing it on."""
         channel, self._channel = self._channel, None

@@ -105,6 +105,10 @@ class Machine(Protocol):
     stdout: int
     stderr: int
 
+    def placed(self) -> None:
+        """Its control group stands, with `host_pid` in it, or there are none: what must be born in it may begin."""
+        ...
+
     def take_channel(self) -> socket.socket:
         """Give away the host end of the broker channel (once). The caller closes it after passing it on."""
         ...

@@ -82,7 +82,11 @@ class _Run:
         events: list[MachineReady | MachineResult | MachineFailed] = []
         for fd, _ in ready:
             if fd == self.template.fileno():
-                events += [one for one in self.template.on_readable() if isinstance(one, MachineFailed)]
+                for one in self.template.on_readable():
+                    if isinstance(one, MachineFailed):
+                        events.append(one)
+                    else:
+                        one.placed()
             elif fd == self.machine.control.fileno():
                 events += self.machine.on_control()
             elif fd in self.kept:

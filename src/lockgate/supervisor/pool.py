@@ -354,6 +354,7 @@ class Pool:
             self._reactor.add(fd, lambda _mask: self._on_noise(line, slot))
         if self._keeper is None:
             slot.placed = True
+            machine.placed()
         else:
             limits = line.key.limits(slot.bounds)
             self._keeper.place(machine.host_pid, limits, lambda group, error: self._placed(line, slot, group, error))
@@ -363,6 +364,7 @@ class Pool:
             slot.placed = True
             slot.group = group
             if not slot.buried:
+                slot.machine.placed()
                 if group.oom_fd >= 0:
                     self._reactor.add(group.oom_fd, lambda _mask: self._on_noise(line, slot))
                 self._settle(line, slot)

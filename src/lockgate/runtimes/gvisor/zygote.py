@@ -1,0 +1,304 @@
+"""The guest's first program: puts the run's tree in order, waits warm, and hardens itself into one run. Stdlib only.
+
+It runs inside the sentry, as pid 1 with a few of *the sentry's* capabilities, none of the host's. It is checkpointed
+while its worker waits in `_birth`; a restored box goes on from there.
+
+Rule 1: nothing of a run is known before the birth message, and no code comes before the last step of `_harden`.
+Rule 2: init stays outside the worker's pid namespace and under another id: code can neither see nor signal it.
+Rule 3: a step that fails ends the box with its name on control. There is no second try.
+
+Steps: Z1 devices, Z2 pivot, Z3 imports, Z4 a pid namespace and the worker's fork, Z5 wait for birth, Z6 the run's disk,
+Z7 descriptors, Z8 limits, Z9 ids and capabilities, Z10 filter, Z11 the runner of guest/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import socket
+import stat
+import sys
+import sysconfig
+import time
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from lockgate.kernel import caps_unsafe as caps
+from lockgate.kernel import mounts_unsafe as mounts
+from lockgate.kernel import process_unsafe as process
+from lockgate.kernel import seccomp
+from lockgate.kernel.seccomp_unsafe import Filter
+from lockgate.kernel.syscalls_unsafe import ARCH
+from lockgate.runtimes.gvisor import layout
+
+Serve = Callable[[dict[str, Any], int, bool], NoReturn]
+_exit = os._exit  # the guest puts its own in the place of os._exit
+
+_TMPFS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+_DEV = mounts.MS_NOSUID | mounts.MS_NOEXEC
+_NOFILE = 256
+_LOOK_EVERY = 0.02  # seconds between two counts of the run's files, where the sentry has no limit for them
+_LOOK_SHARE = 20  # and at least so many times what a count takes
+_PRELOAD = """abc ast asyncio base64 binascii bisect calendar collections contextlib copy csv dataclasses datetime
+decimal difflib enum fractions functools hashlib heapq html importlib inspect io itertools json linecache locale logging
+math operator os pathlib random re shutil socket statistics string struct tempfile textwrap threading time timeit
+traceback types typing unicodedata urllib.parse uuid warnings zlib zoneinfo"""
+
+
+class _Steps:
+    """Where the machine is, and how long each step of its hardening took."""
+
+    def __init__(self) -> None:
+        self.name = "start"
+        self.microseconds: dict[str, int] = {}
+        self._since = time.perf_counter_ns()
+
+    def next(self, name: str) -> None:
+        now = time.perf_counter_ns()
+        self.microseconds[self.name] = (now - self._since) // 1000
+        self.name, self._since = name, now
+
+
+# ---- the template ------------------------------------------------------------------------------------------------
+def main(settings: dict[str, Any], guest: dict[str, str]) -> tuple[Serve, dict[str, Any], int, bool]:
+    """Be the template and then one machine of it; returns in the worker, once hardened, what is left to call.
+
+    Args:
+        settings: preload: modules of the package set. open: only controls of the attack suite give it; see `_harden`.
+        guest: sources of the guest's modules by name.
+
+    """
+    steps = _Steps()
+    birth = socket.socket(fileno=os.dup2(0, layout.FD_BIRTH))
+    try:
+        _tree()
+        runner = _imports(steps, settings["preload"], guest)
+        filter_ = Filter(seccomp.build(ARCH))
+        steps.next("fork")
+        told, tell = os.pipe()
+        process.unshare(process.NEWPID)
+        worker = os.fork()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        _say(birth, {"step": steps.name, "errno": getattr(error, "errno", 0) or 0, "detail": repr(error)[:500]})
+        _exit(layout.STATUS_LOST)
+    if worker:
+        birth.close()
+        os.close(tell)
+        _init(worker, told)
+    os.close(told)
+    _say(birth, {"ready": {"python": ".".join(str(one) for one in sys.version_info[:3])}})
+    return _become(birth, tell, runner, filter_, open_=bool(settings.get("open")))
+
+
+def _say(birth: socket.socket, message: dict[str, Any]) -> None:
+    birth.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _tree() -> None:
+    """Z1, Z2: devices of our own, then the run's tree as the root; what the sentry mounted around it goes."""
+    mounts.mount("tmpfs", layout.BOX + "/dev", _DEV, "mode=0755,size=4k")
+    for name, (major, minor) in layout.DEVICES.items():
+        path = f"{layout.BOX}/dev/{name}"
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        os.chmod(path, 0o666)  # noqa: PTH101, S103 - what these devices are for; umask took it from mknod
+    mounts.bind(layout.BOX, layout.BOX)
+    os.chdir(layout.BOX)
+    mounts.pivot_here()
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _imports(steps: _Steps, preload: list[str], guest: dict[str, str]) -> types.ModuleType:
+    """Z3: what runs import most, the package set, the guest's own files; then nothing of ours is left to import."""
+    steps.name = "guest"
+    modules: dict[str, types.ModuleType] = {}
+    for name in ("values", "host", "runner"):
+        module = types.ModuleType(name)
+        module.__dict__.update({one: modules[one] for one in modules})
+        exec(compile(guest[name], f"<{name}>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - our own
+        modules[name] = module
+    sys.modules["host"] = modules["host"]
+    stdlib = f"{layout.STDLIB}/python{sys.version_info[0]}.{sys.version_info[1]}"
+    sys.path[:] = [stdlib, f"{stdlib}/lib-dynload", layout.PACKAGES]
+    for name in (*_PRELOAD.split(), *preload):
+        steps.name = f"preload {name}"
+        importlib.import_module(name)
+    steps.name = "settle"
+    main_module = sys.modules["__main__"]
+    modules["runner"].settle()
+    sys.modules["__main__"] = main_module
+    sys.path[:] = ["", *sys.path]
+    sys.argv[:] = [""]
+    sys.orig_argv[:] = ["python3"]
+    for name in [one for one in sys.modules if one.partition(".")[0] == "lockgate" or "_sysconfigdata" in one]:
+        del sys.modules[name]
+    sys.meta_path[:] = [one for one in sys.meta_path if not hasattr(one, "sources")]
+    sysconfig.__dict__.update(_CONFIG_VARS=None, _CONFIG_VARS_INITIALIZED=False)
+    sys.path_importer_cache.clear()
+    gc.collect()
+    gc.freeze()
+    return modules["runner"]
+
+
+# ---- init --------------------------------------------------------------------------------------------------------
+def _init(worker: int, told: int) -> NoReturn:
+    """Wait for the worker's end; where the sentry cannot limit files, count them and end the run above its bound."""
+    try:
+        most = int(os.read(told, 32) or b"0")
+        while True:
+            if not most:
+                _, status = os.waitpid(worker, 0)
+                break
+            began = time.monotonic()
+            pid, status = os.waitpid(worker, os.WNOHANG)
+            if pid:
+                break
+            if _files(most) > most:
+                _exit(layout.STATUS_DISK)  # as pid 1: everything in the box ends with it
+            time.sleep(max(_LOOK_EVERY, _LOOK_SHARE * (time.monotonic() - began)))
+    except BaseException:  # noqa: BLE001 - fail closed
+        _exit(layout.STATUS_LOST)
+    code = os.waitstatus_to_exitcode(status)
+    _exit(min(code, layout.EXIT_MOST) if code >= 0 else 128 - code)
+
+
+def _files(most: int) -> int:
+    """Count the files and directories below the run's directory, itself included; stops above `most`."""
+    count, todo = 1, [os.open(layout.RUN_DIR, os.O_RDONLY | os.O_DIRECTORY)]
+    try:
+        while todo and count <= most:
+            here = todo.pop()
+            try:
+                with os.scandir(here) as entries:
+                    for entry in entries:
+                        count += 1
+                        if count > most:
+                            break
+                        if entry.is_dir(follow_symlinks=False) and len(todo) < _NOFILE // 2:
+                            with contextlib.suppress(OSError):
+                                todo.append(os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here))
+            finally:
+                os.close(here)
+    finally:
+        for fd in todo:
+            os.close(fd)
+    return count
+
+
+# ---- one machine -------------------------------------------------------------------------------------------------
+def _become(
+    birth: socket.socket, tell: int, runner: types.ModuleType, filter_: Filter, *, open_: bool
+) -> tuple[Serve, dict[str, Any], int, bool]:
+    """Z5: wait until this template is a machine, then harden; everything before was the same for all of them."""
+    order, fds = _birth(birth)
+    steps = _Steps()
+    try:
+        facts = _harden(steps, birth, order, fds, tell, filter_, open_=open_)
+        random.seed(bytes.fromhex(order["seed"]) + os.urandom(32))
+    except BaseException as error:  # noqa: BLE001 - fail closed on anything
+        report = {"step": steps.name, "errno": getattr(error, "errno", 0) or 0, "detail": repr(error)[:500]}
+        with contextlib.suppress(OSError):
+            os.write(fds[1] if steps.name in {"start", "disk"} else layout.FD_CONTROL, b"F" + json.dumps(report).encode() + b"\n")
+        _exit(layout.STATUS_LOST)
+    steps.next("warmup")
+    facts["stages_us"] = steps.microseconds
+    return runner.serve, facts, time.perf_counter_ns(), bool(order["cold"])
+
+
+def _birth(birth: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    data, fds, _, _ = socket.recv_fds(birth, layout.BIRTH_HEADER.size, layout.MACHINE_DESCRIPTORS)
+    while data and len(data) < layout.BIRTH_HEADER.size:
+        data += birth.recv(layout.BIRTH_HEADER.size - len(data))
+    if not data:
+        _exit(0)  # nobody needs this machine any more
+    (length,) = layout.BIRTH_HEADER.unpack(data)
+    body = b""
+    while len(body) < length:
+        more = birth.recv(length - len(body))
+        if not more:
+            _exit(0)
+        body += more
+    if len(fds) != layout.MACHINE_DESCRIPTORS:
+        _exit(layout.STATUS_LOST)
+    return json.loads(body), fds
+
+
+def _harden(
+    steps: _Steps,
+    birth: socket.socket,
+    order: dict[str, Any],
+    fds: list[int],
+    tell: int,
+    filter_: Filter,
+    *,
+    open_: bool,
+) -> dict[str, Any]:
+    """Z6 to Z10. `open_` leaves out Z9 and Z10: a control of the attack suite, which shows that its probes see."""
+    bounds = order["bounds"]
+    steps.next("disk")
+    counted = _disk(int(bounds["disk"]), int(bounds["inodes"]))
+    os.write(tell, b"%d" % (0 if counted else int(bounds["inodes"])))
+    os.close(tell)
+    birth.close()
+    channel, control, stdout, stderr = (os.dup2(fd, 64 + fd) for fd in fds)
+    for source, target in ((stdout, 1), (stderr, 2), (channel, layout.FD_CHANNEL), (control, layout.FD_CONTROL)):
+        os.dup2(source, target)
+    steps.next("fds")
+    os.closerange(layout.FIRST_UNUSED_FD, 4 * _NOFILE)
+    steps.next("limits")
+    _limits(bounds)
+    os.chdir(layout.RUN_DIR)
+    os.setsid()
+    os.umask(0o077)
+    facts = {"inodes": "sentry" if counted else "counted by init", "filter": 0, "open": open_, "kernel": os.uname()[2]}
+    if open_:
+        return facts
+    steps.next("ids")
+    process.no_new_privileges()
+    caps.drop_bounding()
+    os.setgroups([])
+    process.become(layout.NOBODY, layout.NOBODY)
+    caps.drop_sets()
+    process.set_dumpable(0)
+    steps.next("seccomp")
+    filter_.install()
+    facts["filter"] = filter_.length
+    return facts
+
+
+def _disk(size: int, inodes: int) -> bool:
+    """Z6: the run's own directory; False when this sentry knows no limit of inodes."""
+    options = f"mode=0700,uid={layout.NOBODY},gid={layout.NOBODY},size={size}"
+    try:
+        mounts.mount("tmpfs", layout.RUN_DIR, _TMPFS, f"{options},nr_inodes={inodes}")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        mounts.mount("tmpfs", layout.RUN_DIR, _TMPFS, options)
+        return False
+    return True
+
+
+def _limits(bounds: dict[str, Any]) -> None:
+    """Z8: every limit that a sentry lets be set, hard. CPU is not enforced by those of 2024; the host counts it too."""
+    limits = {
+        resource.RLIMIT_NOFILE: _NOFILE,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_STACK: 8 << 20,
+        resource.RLIMIT_FSIZE: int(bounds["disk"]),
+        resource.RLIMIT_CPU: max(1, -int(-bounds["cpu"] // 1)),
+        resource.RLIMIT_NPROC: int(bounds["processes"]),
+    }
+    for which, value in limits.items():
+        hard = resource.getrlimit(which)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (bound, bound))
