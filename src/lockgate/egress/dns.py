@@ -64,6 +64,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
         host: the canonical name; None when the bytes were none.
         qtype: the type asked for, 0 when that was not readable.
         reported: report mode let through what `reason` would have denied.
+        name: the labels as they were sent, joined by dots; to look for planted values in.
 
     """
 
@@ -74,6 +75,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     host: Host | None = None
     qtype: int = 0
     reported: bool = False
+    name: bytes = b""
 
 
 class Responder:
@@ -114,8 +116,10 @@ class Responder:
         qtype, qclass = _QUESTION.unpack_from(packet, end)
         question = packet[_HEADER.size : end + _QUESTION.size]
         if qclass != _IN:
-            return Answered(reply=_reply(kept, _REFUSED, question), allow=False, reason="bad_query", qtype=qtype)
-        return self._judge(_host(labels), qtype, kept, question)
+            judged = Answered(reply=_reply(kept, _REFUSED, question), allow=False, reason="bad_query", qtype=qtype)
+        else:
+            judged = self._judge(_host(labels), qtype, kept, question)
+        return msgspec.structs.replace(judged, name=b".".join(labels))
 
     def _judge(self, host: Host | Refusal, qtype: int, kept: tuple[int, int], question: bytes) -> Answered:
         if isinstance(host, Refusal):

@@ -1,0 +1,380 @@
+"""Serves the sockets of a run's namespace from outside it: hands connections on, answers questions for names.
+
+Rule 1: a connection to the proxy is handed to the gateway as the descriptor that was accepted, with the run's token;
+        no byte of it is read here.
+Rule 2: a question that is refused is audited first and answered then; what cannot be audited is not answered (E4).
+Rule 3: everything is bounded: connections, questions that wait, seconds. What is over a bound is dropped, not queued.
+Rule 4: an address of the pool is turned back into its name here, and the gateway decides about that name as about any
+        other: this is a convenience for clients without a proxy setting, not a second way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from lockgate.egress.dns import MESSAGE_BYTES, Answered, Responder
+from lockgate.egress.namespace import Served
+from lockgate.policy.canary import Watch
+
+HEAD_BYTES: Final = 16_384
+HEAD_SECONDS: Final = 10.0
+CONNECT_SECONDS: Final = 5.0
+DNS_IDLE_SECONDS: Final = 10.0
+DNS_CONNECTIONS: Final = 16
+ROUTED_CONNECTIONS: Final = 64
+HTTP_PORT: Final = 80
+_CHUNK: Final = 65_536
+_WAITING_QUESTIONS: Final = 64 * 1024  # bytes of the socket's queue: some hundred questions
+_RAW_BYTES: Final = 256
+
+
+class Recorder(Protocol):
+    """The gateway's end for what is refused out here; `lockgate.egress.client.Control` is one."""
+
+    def denied(
+        self,
+        *,
+        kind: str,
+        reason: str,
+        rule: str | None,
+        destination: str | None,
+        raw: bytes,
+        report: bool,
+        **more: str,
+    ) -> str:
+        """Make the denial durable, then return the id of its row."""
+        ...
+
+
+class Gateway(Protocol):
+    """Where connections go."""
+
+    def open(self, client: socket.socket | None = None) -> socket.socket:
+        """Open a connection as this run; with `client`, its descriptor goes along and the conversation is on that."""
+        ...
+
+
+class Proxy(threading.Thread):
+    """Hands connections on until it is stopped.
+
+    Args:
+        served: the sockets of kind "proxy" and "routed".
+        gateway: where to.
+        responder: knows which name an address stands for.
+
+    """
+
+    def __init__(self, served: Iterable[Served], gateway: Gateway, responder: Responder) -> None:
+        super().__init__(name="egress-proxy", daemon=True)
+        self._served = [one for one in served if one.kind in ("proxy", "routed")]
+        self._gateway = gateway
+        self._responder = responder
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._room = threading.BoundedSemaphore(ROUTED_CONNECTIONS)
+
+    def run(self) -> None:
+        """Accept and hand on."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
+            for one in self._served:
+                one.sock.setblocking(False)
+                selector.register(one.sock, selectors.EVENT_READ, one)
+            while True:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        return
+                    self._accept(key.data)
+
+    def stop(self) -> None:
+        """End, and wait for it."""
+        os.eventfd_write(self._bell, 1)
+        self.join()
+        os.close(self._bell)
+
+    def _accept(self, one: Served) -> None:
+        try:
+            client, _ = one.sock.accept()
+        except OSError:
+            return  # gone again, or no descriptor left: the backlog waits
+        if one.kind == "routed" and self._room.acquire(blocking=False):
+            threading.Thread(target=self._routed, args=(client, one), daemon=True).start()
+            return
+        with client:
+            if one.kind == "proxy":
+                with contextlib.suppress(OSError):
+                    self._gateway.open(client).close()
+
+    def _routed(self, client: socket.socket, one: Served) -> None:
+        """Be a proxy-aware client for one that is not."""
+        try:
+            with client, contextlib.suppress(OSError, ValueError):
+                family = socket.AF_INET6 if ":" in one.address else socket.AF_INET
+                host = self._responder.reverse(socket.inet_pton(family, one.address))
+                if host is None:
+                    return
+                client.settimeout(HEAD_SECONDS)
+                first = _absolute(client, host.text) if one.port == HTTP_PORT else _connect(host.text, one.port)
+                with self._gateway.open() as upstream:
+                    upstream.settimeout(HEAD_SECONDS)
+                    upstream.sendall(first)
+                    if one.port != HTTP_PORT:
+                        rest = _opened(upstream)
+                        client.sendall(rest)
+                    _relay(client, upstream)
+        finally:
+            self._room.release()
+
+
+def _connect(host: str, port: int) -> bytes:
+    return f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+
+
+def _opened(upstream: socket.socket) -> bytes:
+    """Read the answer to a CONNECT; returns what stands behind its head.
+
+    Raises:
+        ValueError: it was refused.
+
+    """
+    head, rest = _head(upstream)
+    if not head.startswith(b"HTTP/1.1 200 "):
+        raise ValueError("the gateway refused")
+    return rest
+
+
+def _absolute(client: socket.socket, host: str) -> bytes:
+    """Read a request head in origin form and return it as a proxy wants it, for one request on this connection.
+
+    Raises:
+        ValueError: it is not in origin form; the gateway looks at everything else.
+
+    """
+    head, rest = _head(client)
+    line, *fields = head.split(b"\r\n")
+    words = line.split(b" ")
+    if len(words) != 3 or not words[1].startswith(b"/"):
+        raise ValueError("no origin form")
+    line = b" ".join((words[0], b"http://" + host.encode() + words[1], words[2]))
+    kept = [one for one in fields if not one.lower().startswith((b"connection:", b"keep-alive:", b"proxy-connection:"))]
+    return b"\r\n".join((line, *kept, b"Connection: close")) + b"\r\n\r\n" + rest
+
+
+def _head(sock: socket.socket) -> tuple[bytes, bytes]:
+    """Read to the empty line; returns (head without it, what came behind).
+
+    Raises:
+        ValueError: there is none within the bounds. OSError: the other end is gone or too slow.
+
+    """
+    deadline = time.monotonic() + HEAD_SECONDS
+    data = b""
+    while b"\r\n\r\n" not in data:
+        left = deadline - time.monotonic()
+        if len(data) > HEAD_BYTES or left <= 0:
+            raise ValueError("no head in time")
+        sock.settimeout(left)
+        more = sock.recv(_CHUNK)
+        if not more:
+            raise ValueError("no head")
+        data += more
+    head, _, rest = data.partition(b"\r\n\r\n")
+    return head, rest
+
+
+def _relay(one: socket.socket, other: socket.socket) -> None:
+    """Copy both ways until both ends have closed or one has failed."""
+    one.settimeout(None)
+    other.settimeout(None)
+    back = threading.Thread(target=_copy, args=(other, one), daemon=True)
+    back.start()
+    _copy(one, other)
+    back.join()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        for end in (source, target):  # the other direction must end too
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class Names(threading.Thread):
+    """Answers the questions of a namespace until it is stopped.
+
+    Args:
+        served: the sockets of kind "dns-udp" and "dns-tcp".
+        responder: judges.
+        recorder: makes denials durable.
+        watch: finds planted values in names.
+        alarm: called once with a reason when the run must end: "canary", or "gateway_failed".
+        events: a descriptor, and what to call when it is readable.
+
+    Attributes:
+        questions: how many were judged, by reason.
+
+    """
+
+    def __init__(
+        self,
+        served: Iterable[Served],
+        responder: Responder,
+        recorder: Recorder,
+        alarm: Callable[[str], None],
+        *,
+        watch: Watch | None = None,
+        events: tuple[int, Callable[[], None]] | None = None,
+    ) -> None:
+        super().__init__(name="egress-names", daemon=True)
+        self.questions: Counter[str] = Counter()
+        self._udp = [one.sock for one in served if one.kind == "dns-udp"]
+        self._tcp = [one.sock for one in served if one.kind == "dns-tcp"]
+        self._responder = responder
+        self._recorder = recorder
+        self._alarm = alarm
+        self._watch = watch
+        self._events = events
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._open: dict[socket.socket, _Stream] = {}
+
+    def run(self) -> None:
+        """Answer."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
+            for sock in (*self._udp, *self._tcp):
+                sock.setblocking(False)
+                selector.register(sock, selectors.EVENT_READ, sock)
+            for sock in self._udp:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WAITING_QUESTIONS)
+            if self._events is not None:
+                selector.register(self._events[0], selectors.EVENT_READ, self._events[1])
+            try:
+                while self._round(selector):
+                    pass
+            finally:
+                for sock in self._open:
+                    sock.close()
+
+    def stop(self) -> None:
+        """End, and wait for it."""
+        os.eventfd_write(self._bell, 1)
+        self.join()
+        os.close(self._bell)
+
+    def _round(self, selector: selectors.BaseSelector) -> bool:
+        for key, _ in selector.select(1.0 if self._open else None):
+            if key.data is None:
+                return False
+            if callable(key.data):
+                key.data()
+            elif key.data in self._udp:
+                self._datagram(key.data)
+            elif key.data in self._tcp:
+                self._accept(key.data, selector)
+            elif not self._stream(key.data):
+                self._drop(key.data, selector)
+        now = time.monotonic()
+        for sock in [sock for sock, stream in self._open.items() if now > stream.deadline]:
+            self._drop(sock, selector)
+        return True
+
+    def _datagram(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            data, address = sock.recvfrom(_CHUNK)
+            reply = self._answer(data)
+            if reply is not None:
+                sock.sendto(reply, address)
+
+    def _accept(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+        try:
+            client, _ = sock.accept()
+        except OSError:
+            return
+        if len(self._open) >= DNS_CONNECTIONS:
+            client.close()
+            return
+        client.setblocking(False)
+        self._open[client] = _Stream()
+        selector.register(client, selectors.EVENT_READ, client)
+
+    def _stream(self, sock: socket.socket) -> bool:
+        """Answer whole questions of a connection (RFC 7766); False: it is over."""
+        stream = self._open[sock]
+        try:
+            data = sock.recv(_CHUNK)
+            if not data:
+                return False
+            stream.data += data
+            while (question := stream.next()) is not None:
+                if len(question) > MESSAGE_BYTES:
+                    return False
+                reply = self._answer(question)
+                if reply is not None:
+                    # At most 512 bytes into an empty queue; a client that does not read loses its connection.
+                    framed = len(reply).to_bytes(2) + reply
+                    if sock.send(framed) != len(framed):
+                        return False
+        except OSError:
+            return False
+        return len(stream.data) <= MESSAGE_BYTES + 2
+
+    def _drop(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+        selector.unregister(sock)
+        self._open.pop(sock, None)
+        sock.close()
+
+    def _answer(self, question: bytes) -> bytes | None:
+        """Judge a question; a denial is durable before this returns an answer."""
+        judged = self._responder.answer(question)
+        planted = self._watch is not None and self._watch.feed(judged.name)
+        self.questions["canary" if planted else judged.reason] += 1
+        if planted:
+            judged = Answered(reply=None, allow=False, reason="canary", host=judged.host, qtype=judged.qtype)
+        if judged.allow and not judged.reported:
+            return judged.reply
+        try:
+            self._recorder.denied(
+                kind="dns",
+                reason=judged.reason,
+                rule=judged.rule,
+                destination=judged.host.text if judged.host is not None else None,
+                raw=question[:_RAW_BYTES],
+                report=judged.reported,
+                qtype=str(judged.qtype),
+            )
+        except Exception:  # noqa: BLE001 - whatever it is: no row, no answer, no run (E4)
+            self._alarm("gateway_failed")
+            return None
+        if planted:
+            self._alarm("canary")
+        return judged.reply
+
+
+class _Stream:
+    """What came on one connection; its deadline does not move with single bytes."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.deadline = time.monotonic() + DNS_IDLE_SECONDS
+
+    def next(self) -> bytes | None:
+        """Return the next whole question."""
+        if len(self.data) < 2:
+            return None
+        length = int.from_bytes(self.data[:2])
+        if len(self.data) < 2 + length:
+            return None
+        question, self.data = self.data[2 : 2 + length], self.data[2 + length :]
+        self.deadline = time.monotonic() + DNS_IDLE_SECONDS
+        return question
