@@ -16,7 +16,6 @@ DEVICES: Final = ("null", "zero", "random", "urandom")
 # Ids inside a slot, and the first id of the template's range that slots map to.
 NOBODY: Final = 65534
 FIRST_SLOT_ID: Final = 1000
-SLOT_IDS: Final = 64_000
 
 # Descriptors of a slot.
 FD_CHANNEL: Final = 3

@@ -119,8 +119,8 @@ def _own_modules(plan: Plan) -> None:
     package = Path(__file__).resolve().parents[2]
     for file in sorted((package / "kernel").glob("*.py")):
         plan.copies.append((str(file), f"{layout.BOOT}/lockgate/kernel/{file.name}"))
-    dialog = package / "runtimes" / "dialog.py"
-    plan.copies.append((str(dialog), f"{layout.BOOT}/lockgate/runtimes/dialog.py"))
+    for name in ("dialog", "nursery"):
+        plan.copies.append((str(package / "runtimes" / f"{name}.py"), f"{layout.BOOT}/lockgate/runtimes/{name}.py"))
     for name in ("layout", "slot", "template"):
         file = package / "runtimes" / "container" / f"{name}.py"
         plan.copies.append((str(file), f"{layout.BOOT}/lockgate/runtimes/container/{name}.py"))

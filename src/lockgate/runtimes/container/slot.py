@@ -23,6 +23,7 @@ from lockgate.kernel import process_unsafe as process
 from lockgate.kernel.seccomp_unsafe import Filter
 from lockgate.runtimes import dialog
 from lockgate.runtimes.container import layout
+from lockgate.runtimes.nursery import Child, Nursery
 
 STEPS = (
     "maps", "ids", "deathsig", "tmpfs", "proc", "hostname", "fds", "rlimits", "cwd",
@@ -38,8 +39,8 @@ _NOFILE = 256
 class Job:
     """What a slot knows when it is born: descriptors, bounds of its class, what the template prepared."""
 
-    fds: list[int]
-    go: int
+    nursery: Nursery
+    child: Child
     bounds: dict[str, Any]
     cold: bool
     root: bool
@@ -72,11 +73,11 @@ class Stages:
 def enter(job: Job) -> tuple[Serve, dict[str, Any], int, bool]:
     """Be the slot: S1 (second half) to S16. Returns what is left to call, with nothing of ours on the stack."""
     stages = Stages(job.fail)
-    control = job.fds[1]
+    control = job.child.fds[1]
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         stages.next("maps")
-        _maps(job)
+        job.nursery.settle_child(job.child)  # S2: one id, mapped by the template (root) or by the slot itself
         stages.next("ids")
         # S3. Before the mounts, for their owner. There is no id 0 here, so the capabilities survive it.
         process.become(layout.NOBODY, layout.NOBODY)
@@ -84,7 +85,7 @@ def enter(job: Job) -> tuple[Serve, dict[str, Any], int, bool]:
         process.die_with_parent()  # S4, after S3: a change of credentials clears it
         _own_view(job, stages)
         stages.next("fds")
-        _descriptors(job.fds)
+        _descriptors(job.child.fds)
         control = layout.FD_CONTROL
         stages.next("rlimits")
         _limits(job)
@@ -98,17 +99,6 @@ def enter(job: Job) -> tuple[Serve, dict[str, Any], int, bool]:
         _fail(control, stages.name, error)
     facts["stages_us"] = stages.microseconds
     return job.serve, facts, time.perf_counter_ns(), job.cold
-
-
-def _maps(job: Job) -> None:
-    """S2: one id, mapped by the template (root) or by the slot itself; EOF means that the template is gone."""
-    if os.read(job.go, 1) != b"g":
-        raise OSError(32, "the template ended before the maps were written")
-    if not job.root:
-        for name, line in (("setgroups", b"deny"), ("uid_map", b"65534 0 1"), ("gid_map", b"65534 0 1")):
-            fd = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=layout.FD_PROC)
-            os.write(fd, line)
-            os.close(fd)
 
 
 def _own_view(job: Job, stages: Stages) -> None:

@@ -2,17 +2,11 @@
 
 Rule 1: every run can read this process's memory as it was at the clone: there is no secret, no configuration and no
         path of the host in it.
-Rule 2: exactly one thread, always: a raw clone copies one, and locks that others hold would never be released.
-Rule 3: it never reads a byte that a slot wrote.
-
-Protocol on ctl (SOCK_SEQPACKET, one JSON message a packet): to here {"bounds": {...}, "cold": bool} with SCM_RIGHTS
-[channel, control, stdout, stderr]; from here {"ready": {...}} once, then for each request {"spawned": pid} with
-SCM_RIGHTS [pidfd] or {"error": step, "errno": n, "detail": text}. EOF = exit.
+Rule 2: one thread, and no byte that a slot wrote is read: see nursery.py.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import gc
 import importlib
@@ -32,7 +26,7 @@ from lockgate.kernel import process_unsafe as process
 from lockgate.kernel import seccomp
 from lockgate.kernel.seccomp_unsafe import Filter
 from lockgate.kernel.syscalls_unsafe import ARCH
-from lockgate.runtimes import dialog
+from lockgate.runtimes import dialog, nursery
 from lockgate.runtimes.container import layout, slot
 
 _exit = os._exit  # the guest puts its own in the place of os._exit
@@ -58,18 +52,18 @@ class Template:
     def __init__(self, settings: dict[str, Any], arguments: list[str]) -> None:
         self.step = "arguments"
         self.root: bool = settings["root"]
-        self.own_proc: bool = settings["own_proc"]
         self.memory_by_rlimit: bool = settings["memory_by_rlimit"]
         self.preload: list[str] = settings["preload"]
         options = _options(arguments)
         self.fail: str = options.get("--fail", "")
         self.open = "--open" in options
         self.marker = int(options["--marker"]) if "--marker" in options else None
-        self.ctl = socket.socket(fileno=layout.FD_CTL)
-        self.ctl.set_inheritable(False)
+        self.own_proc: bool = settings["own_proc"]
+        ctl = socket.socket(fileno=layout.FD_CTL)
+        ctl.set_inheritable(False)
         os.set_inheritable(layout.FD_PROC, False)
-        self.slots = 0
-        self.pids = array.array("i", [0]) * layout.SLOT_IDS
+        first = layout.FIRST_SLOT_ID if self.root else None
+        self.nursery = nursery.Nursery(ctl, layout.FD_PROC, first_id=first, own_proc=self.own_proc)
         self.image = 0
 
     def prepare(self) -> dict[str, Any]:
@@ -88,7 +82,7 @@ class Template:
         for name in (*STDLIB_PRELOAD.split(), *self.preload):
             self.step = f"preload {name}"
             importlib.import_module(name)
-        _one_thread()
+        self.nursery.one_thread()
         self.step = "settle"
         main_module = sys.modules["__main__"]
         self.guest.settle()
@@ -108,12 +102,17 @@ class Template:
             mounts.attach(layout.FD_PROC, "/proc")
         mounts.remount("/", mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV)
         self.step = "check"
-        _one_thread()
+        self.nursery.one_thread()
         # The listing's own descriptors are among them, and closed by now.
-        extra = [int(one) for one in _proc_list("self/fd") if int(one) > layout.FD_PROC and _is_open(int(one))]
+        extra = [
+            int(one)
+            for one in nursery.names(layout.FD_PROC, "self/fd")
+            if int(one) > layout.FD_PROC and _is_open(int(one))
+        ]
         if extra:
             raise OSError(9, f"unexpected descriptors {extra}")
-        with open(_proc_open("self/statm", os.O_RDONLY), encoding="utf-8") as file:
+        statm = nursery.open_in(layout.FD_PROC, "self/statm", os.O_RDONLY)
+        with open(statm, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             self.image = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps slots
         gc.collect()
@@ -128,74 +127,13 @@ class Template:
             "image": self.image,
         }
 
-    def serve(self) -> slot.Job:
-        """Answer requests; returns only in a slot, and never in the template, which exits on EOF."""
-        while True:
-            message, fds, _, _ = socket.recv_fds(self.ctl, dialog.CTL_BYTES, dialog.MACHINE_DESCRIPTORS)
-            if not message:
-                _exit(0)
-            try:
-                job = self.spawn(json.loads(message), fds)
-            except (OSError, ValueError, KeyError) as error:
-                code = getattr(error, "errno", None) or 0
-                self.send({"error": self.step, "errno": code, "detail": f"{type(error).__name__}: {error}"[:1000]})
-                job = None
-            if job is not None:
-                return job
-            for fd in fds:
-                os.close(fd)
-
-    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send one message to the supervisor."""
-        data = json.dumps(message).encode()
-        if fds:
-            socket.send_fds(self.ctl, [data], fds)
-        else:
-            self.ctl.send(data)
-
-    def spawn(self, request: dict[str, Any], fds: list[int]) -> slot.Job | None:
-        """S1 and the template's half of S2: clone, write the slot's maps, report it. In the slot, return its job."""
-        self.step = "request"
-        if len(fds) != dialog.MACHINE_DESCRIPTORS:
-            raise OSError(9, f"{len(fds)} descriptors with a request, not {dialog.MACHINE_DESCRIPTORS}")
-        self.step = "clone"
-        _one_thread()
-        number = self._free_id()
-        go_read, go_write = os.pipe()
-        try:
-            pid, pidfd = process.clone_slot()
-        except OSError:
-            os.close(go_read)
-            os.close(go_write)
-            raise
-        if pid == 0:
-            os.close(go_write)
-            return self._job(request, fds, go_read)
-        try:
-            os.close(go_read)
-            self.step = "maps"
-            if self.root:
-                seen = pid if self.own_proc else _seen_as(pidfd)
-                inside, outside = layout.NOBODY, layout.FIRST_SLOT_ID + number
-                _proc_write(f"{seen}/setgroups", b"deny")
-                _proc_write(f"{seen}/uid_map", b"%d %d 1" % (inside, outside))
-                _proc_write(f"{seen}/gid_map", b"%d %d 1" % (inside, outside))
-            self.pids[number] = pid
-            self.send({"spawned": pid}, (pidfd,))
-            os.write(go_write, b"g")
-        except BrokenPipeError:
-            pass  # the slot died on its own; its pidfd says so to whoever waits for it
-        finally:
-            os.close(pidfd)
-            os.close(go_write)  # without the byte the slot sees EOF and ends
-        return None
-
-    def _job(self, request: dict[str, Any], fds: list[int], go: int) -> slot.Job:
+    def job(self, child: nursery.Child) -> slot.Job:
+        """Return what a slot knows when it is born."""
         return slot.Job(
-            fds=fds,
-            go=go,
-            bounds=request["bounds"],
-            cold=request["cold"],
+            nursery=self.nursery,
+            child=child,
+            bounds=child.request["bounds"],
+            cold=child.request["cold"],
             root=self.root,
             image=self.image if self.memory_by_rlimit else None,
             landlock=self.landlock,
@@ -204,15 +142,6 @@ class Template:
             open=self.open,
             serve=self.guest.serve,
         )
-
-    def _free_id(self) -> int:
-        """Return an id number that no live slot has: two slots never share one, or they could reach each other."""
-        for _ in range(layout.SLOT_IDS):
-            number = self.slots % layout.SLOT_IDS
-            self.slots += 1
-            if not self.pids[number] or not _alive(self.pids[number]):
-                return number
-        raise OSError(11, "every slot id is in use")
 
 
 def _options(arguments: list[str]) -> dict[str, str]:
@@ -223,22 +152,6 @@ def _options(arguments: list[str]) -> dict[str, str]:
             raise ValueError(f"unknown template argument {name!r}")
         options[name] = value
     return options
-
-
-def _one_thread() -> None:
-    tasks = len(_proc_list("self/task"))
-    if tasks != 1:
-        raise OSError(11, f"{tasks} threads in the template; do not preload the package that starts them")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _load_guest() -> types.ModuleType:
@@ -263,36 +176,6 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _proc_open(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_CLOEXEC, dir_fd=layout.FD_PROC)
-
-
-def _proc_write(name: str, data: bytes) -> None:
-    fd = _proc_open(name, os.O_WRONLY)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
-
-
-def _proc_list(name: str) -> list[str]:
-    fd = _proc_open(name, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return os.listdir(fd)  # noqa: PTH208 - a descriptor
-    finally:
-        os.close(fd)
-
-
-def _seen_as(pidfd: int) -> int:
-    """Return the pid that our procfs, which may be that of an outer pid namespace, shows for `pidfd`."""
-    fd = _proc_open(f"self/fdinfo/{pidfd}", os.O_RDONLY)
-    try:
-        lines = os.read(fd, 4096).splitlines()
-    finally:
-        os.close(fd)
-    return next(int(line.split()[1]) for line in lines if line.startswith(b"Pid:"))
-
-
 def main(argv: list[str]) -> tuple[slot.Serve, dict[str, Any], int, bool]:
     """Run the template; return only in a hardened slot, with what is left to call.
 
@@ -305,8 +188,8 @@ def main(argv: list[str]) -> tuple[slot.Serve, dict[str, Any], int, bool]:
     try:
         template = Template(json.loads(argv[0]), argv[1:])
         facts = template.prepare()
-        template.send({"ready": facts})
-        job = template.serve()
+        template.nursery.send({"ready": facts})
+        job = template.nursery.serve(template.job)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
         step = template.step if template else "arguments"
         code = getattr(error, "errno", None) or 0
