@@ -83,13 +83,14 @@ class Responder:
 
     Args:
         policy: rules on names.
-        ipv6: whether the run's namespace routes the IPv6 pool; if not, AAAA of an allowed name is an empty answer.
+        ipv6: whether the run's namespace routes the IPv6 pool; if not, AAAA of an allowed name is an empty answer. It
+            is known late, so it may be set later.
 
     """
 
     def __init__(self, policy: EgressPolicy, *, ipv6: bool = True) -> None:
         self._policy = policy
-        self._ipv6 = ipv6
+        self.ipv6 = ipv6
         self._numbers: dict[Host, int] = {}
         self._hosts: list[Host] = []
         self._wildcards = 0
@@ -136,7 +137,7 @@ class Responder:
         if address is None:
             return _with(known, _reply(kept, _NXDOMAIN, question), reason="name_budget")
         record = b""
-        if qtype == QTYPE_A or self._ipv6:
+        if qtype == QTYPE_A or self.ipv6:
             record = _RECORD.pack(_NAME_AT_12, qtype, _IN, TTL_SECONDS, len(address)) + address
         return Answered(
             reply=_reply(kept, _NOERROR, question, record),

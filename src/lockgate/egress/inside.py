@@ -291,6 +291,8 @@ def _let_go(keep: tuple[int, ...]) -> None:
 
 def main() -> NoReturn:
     """Read the plan and run it."""
+    # A terminal sends ^C to every process of its foreground group; these two stay until the command has ended.
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.Signals) - {signal.SIGCHLD})
     ctl_fd, plan_fd = (int(one) for one in sys.argv[1:3])
     ctl = socket.socket(fileno=ctl_fd)
     ctl.set_inheritable(False)

@@ -97,7 +97,7 @@ class Namespace:
         return self._ctl.fileno()
 
     def prepare(self, timeout: float = READY_SECONDS) -> None:
-        """Have the namespace made, and take its sockets; the command does not start before `released`.
+        """Have the namespace made, and take its sockets. The command may start at once; its connections wait.
 
         Raises:
             CannotIsolate: this host or this user cannot have one.

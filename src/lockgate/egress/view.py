@@ -45,11 +45,13 @@ class View(msgspec.Struct, frozen=True):
     Attributes:
         devices: further device nodes, absolute paths.
         files: name and text of files of this run, put into `PRIVATE`.
+        covers: further directories or files to cover, absolute paths.
 
     """
 
     devices: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    covers: tuple[str, ...] = ()
 
 
 class Builder:
@@ -129,7 +131,7 @@ class Builder:
         """Cover what answers for names or networks; a file by an empty one, a directory by an empty one."""
         mounted = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         automatic = [_unescape(line.split(" ")[4]) for line in mounted if " - autofs " in line]
-        for path in dict.fromkeys(os.path.realpath(one) for one in (*_COVERED, *automatic)):
+        for path in dict.fromkeys(os.path.realpath(one) for one in (*_COVERED, *automatic, *self.view.covers)):
             try:
                 mode = Path(path).stat().st_mode
             except OSError:
