@@ -26,6 +26,7 @@ check: dev ## lint, types, import rules, generated code, docs
 	.venv/bin/zensical build --clean --strict
 
 test: dev ## every test, in parallel where that is safe
+	@scripts/browser-deps.sh || echo "note: going on without a browser: the tests that open one will be skipped" >&2
 	.venv/bin/pytest -n 2 -m "not serial"
 	.venv/bin/pytest -m serial
 

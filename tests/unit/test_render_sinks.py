@@ -340,6 +340,32 @@ def test_the_self_check_alarm_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not blind.fell_back
 
 
+def test_a_parser_that_crashes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second parser really panics on these two characters, which no emitter writes; the first is made to."""
+    from lockgate.render import guard as module
+    from lockgate.render.selfcheck import check_markdown
+
+    assert check_markdown("[`", set()) == "a parser panicked"
+    monkeypatch.setitem(module._EMIT, "markdown", lambda _: "[`\n")
+    caught = guard().markdown("hello")
+    assert (caught.fell_back, caught.denials[-1].reason) == (True, "self_check")
+    monkeypatch.undo()
+
+    def panic(*_: object) -> None:
+        import markdown_it_pyrs
+
+        markdown_it_pyrs.MarkdownIt("gfm").render("[`")
+
+    monkeypatch.setattr(module, "parse_markdown", panic)
+    caught = guard().markdown("hello https://attacker.example")
+    assert (caught.fell_back, caught.denials[-1].reason, caught.denials[-1].severity) == (
+        True,
+        "parser_failed",
+        "critical",
+    )
+    assert find_live(caught.text) is None
+
+
 def test_plain_sinks_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pyromark", "selectolax.lexbor", "comrak", "nh3", "markdown_it_pyrs"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -16,6 +16,11 @@ class TooComplex(Exception):
     """The message nests too deep or has too many parts; it is shown as plain text instead."""
 
 
+def panicked(error: BaseException) -> bool:
+    """Whether a Rust parser panicked: such an error is no Exception, and would pass every ordinary handler."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
 def need(module: str) -> Any:
     """Import a parser of the extra `[render]`.
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from lockgate.contract.errors import ConfigError
 from lockgate.policy.canary import Needles
 from lockgate.render import chat, emit_html, emit_markdown, files, office, plain, selfcheck, tickets
-from lockgate.render.bounds import TooComplex
+from lockgate.render.bounds import TooComplex, panicked
 from lockgate.render.headers import headers
 from lockgate.render.judge import Budget, Judge, destination
 from lockgate.render.parse_html import Found, parse_html
@@ -231,6 +231,13 @@ class Guard:
             blocks = _words_only(text, dropped) if as_plain else self._parse(text, source, judge)
             judge.blocks(blocks)
         except (TooComplex, RecursionError):
+            as_plain = True
+            blocks = _words_only(text, dropped)
+            judge.blocks(blocks)
+        except BaseException as error:
+            if not panicked(error):
+                raise
+            judge.denials.append(Denial("parser_failed", sink, "markup", severity="critical"))
             as_plain = True
             blocks = _words_only(text, dropped)
             judge.blocks(blocks)

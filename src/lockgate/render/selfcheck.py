@@ -5,16 +5,19 @@ Rule 1: an alarm, no control: the emitters are safe by construction, and a surpr
 Rule 2: the walk takes tags and attributes from an allowlist, whole tag by whole tag; there is no list of URL-looking
         attributes to be incomplete.
 Rule 3: the parsers are others than the one that made the tree, and both run with raw HTML and linkifiers on.
+Rule 4: a parser that crashes is a surprise too. Two of them are Rust, whose panics arrive as BaseException.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import Any, Final
 
-from lockgate.render.bounds import need
+from lockgate.contract.errors import HostFault
+from lockgate.render.bounds import need, panicked
 from lockgate.render.emit_html import REL
 from lockgate.render.tables import OUTPUT_TAGS
 from lockgate.render.visible import live_at
@@ -67,6 +70,24 @@ def linkable(rendered: str) -> str | None:
     return None
 
 
+def _crash_is_a_surprise(check: Callable[[str, set[str]], str | None]) -> Callable[[str, set[str]], str | None]:
+    @wraps(check)
+    def guarded(text: str, approved: set[str]) -> str | None:
+        try:
+            return check(text, approved)
+        except HostFault:  # a missing extra is the host's fault, and says what to install
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the text was not read to its end
+            return f"a parser failed: {type(error).__name__}"
+        except BaseException as error:
+            if not panicked(error):
+                raise
+            return "a parser panicked"
+
+    return guarded
+
+
+@_crash_is_a_surprise
 def check_markdown(text: str, approved: set[str]) -> str | None:
     """Render Markdown with two other parsers and return the first surprise, or None."""
     known = approved | {html.unescape(_percent(url)) for url in approved}
@@ -81,6 +102,7 @@ def check_markdown(text: str, approved: set[str]) -> str | None:
     return None if found is None else f"linkifier: {found}"
 
 
+@_crash_is_a_surprise
 def check_html(text: str, approved: set[str]) -> str | None:
     """Read HTML with ammonia and lexbor and return the first surprise, or None."""
     found = surprise(text, approved)
