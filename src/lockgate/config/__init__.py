@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from lockgate.config.loading import FILE_NAME, MAX_BYTES, find, from_dict, load, load_text
 from lockgate.config.places import line_of, nearest
-from lockgate.config.tables import RUNGS, Audit, Backend, Broker, Config, Execution, Render, Secret
+from lockgate.config.tables import RUNGS, Alerts, AlertSink, Audit, Backend, Broker, Config, Execution, Render, Secret
 
 __all__ = [
     "FILE_NAME",
     "MAX_BYTES",
     "RUNGS",
+    "AlertSink",
+    "Alerts",
     "Audit",
     "Backend",
     "Broker",

@@ -112,16 +112,19 @@ def resolved(config: Config, base: Path, place: Where) -> Config:
 
     alerts = config.alerts
     if alerts != Alerts():
-        places = {"state": alerts.state, "textfile": alerts.textfile}
         alerts = msgspec.structs.replace(
             alerts,
             sinks={
-                name: sink
-                if sink.path is None
-                else msgspec.structs.replace(sink, path=absolute(sink.path, f"alerts.sinks.{name}.path"))
+                name: msgspec.structs.replace(
+                    sink,
+                    **{
+                        key: None if path is None else absolute(path, f"alerts.sinks.{name}.{key}")
+                        for key, path in (("path", sink.path), ("ca", sink.ca))
+                    },
+                )
                 for name, sink in alerts.sinks.items()
             },
-            **{key: None if path is None else absolute(path, f"alerts.{key}") for key, path in places.items()},
+            textfile=None if alerts.textfile is None else absolute(alerts.textfile, "alerts.textfile"),
         )
     execution = config.execution
     given = {"env_store": execution.env_store, "cgroup": execution.cgroup}

@@ -139,6 +139,7 @@ class AlertSink(Table, frozen=True, kw_only=True):
         format: of a file sink: "ocsf" (JSON lines, OCSF 1.8) or "cef" (CEF in RFC 5424).
         at_least: the lowest severity that it gets.
         every: each denial, and not the first and then counts.
+        ca: file of certificates to trust for its URL instead of the system's, absolute once loaded.
         loopback_http: let a plain http URL name this machine's loopback.
         private: let the URL lead to a private address.
 
@@ -152,6 +153,7 @@ class AlertSink(Table, frozen=True, kw_only=True):
     format: Literal["ocsf", "cef"] = "ocsf"
     at_least: Literal["medium", "critical"] = "medium"
     every: bool = False
+    ca: str | None = None
     loopback_http: bool = False
     private: bool = False
 
@@ -170,7 +172,6 @@ class Alerts(Table, frozen=True, kw_only=True):
         escalate: denials of one run that raise one critical alert more.
         queue: alerts that may wait for one sink.
         timeout: seconds that one delivery may take.
-        state: the spool, absolute once loaded; None = beside the audit file.
         textfile: a file for Prometheus' textfile collector, absolute once loaded.
         metrics: "address:port" that answers Prometheus; loopback, or say another.
 
@@ -181,7 +182,6 @@ class Alerts(Table, frozen=True, kw_only=True):
     escalate: int = 5
     queue: int = 10_000
     timeout: float = 10.0
-    state: str | None = None
     textfile: str | None = None
     metrics: str | None = None
 
