@@ -1,0 +1,422 @@
+"""One connection of a confined process, from its token to its end.
+
+Rule 1: order of a request: parse, decide, budgets and canaries, judge, resolve, vet, dial, check the peer, row, and
+        only then a byte upstream. A refusal at any step sends nothing further out, a name to a nameserver included.
+Rule 2: a denial is a durable row first and an answer after it. Where the row cannot be stored there is no answer.
+Rule 3: a refused connection is not read any further.
+Rule 4: a hit on a canary ends the run before the answer is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from lockgate.audit.denials import Kind
+from lockgate.audit.rows import Value
+from lockgate.egress import aio, intercept, resolver
+from lockgate.egress.answer import ESTABLISHED, refusal_answer, verdict_of
+from lockgate.egress.ca import Trust
+from lockgate.egress.client_hello import ALERT, Hello, Reader
+from lockgate.egress.denied import Denied
+from lockgate.egress.duplex import Duplex, Plain
+from lockgate.egress.exchange import SEND_SECONDS, Judged, Memory, Requests, exchange
+from lockgate.egress.http_front import HEAD_SECONDS, Front, Head, Refused, Request
+from lockgate.egress.model import ModelLink
+from lockgate.egress.record import Recorder, Who
+from lockgate.egress.relay import Ended, Pump, Tunnel
+from lockgate.egress.resolver import Exchange
+from lockgate.egress.response import BadResponse, Response
+from lockgate.egress.run import Run
+from lockgate.policy.egress import HTTP_PORT, EgressPolicy, Verdict
+from lockgate.policy.egress_endpoint import Intercepted, judge
+from lockgate.policy.host import Endpoint, Refusal
+
+Dial = Callable[[Sequence[bytes], int], Awaitable[socket.socket | Refusal]]
+
+_CANARY: Final = Verdict(False, "canary", None, "a planted value was about to leave")
+_LOST: Final = Verdict(False, "gateway_failed", None, "rows cannot be stored")
+_ANSWER_SECONDS: Final = 10.0
+_SEARCHED: Final = 64 * 1024
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sessions of one gateway share.
+
+    Attributes:
+        policy: in force for all runs.
+        recorder: writes rows.
+        pump: runs established tunnels.
+        ask: sends questions to nameservers.
+        dial: connects to vetted addresses.
+        trust: contexts for intercepted hosts.
+        memory: bounds bodies.
+        model: where requests to model vendors go.
+
+    """
+
+    policy: EgressPolicy
+    recorder: Recorder
+    pump: Pump
+    ask: Exchange
+    dial: Dial
+    trust: Trust
+    memory: Memory
+    model: ModelLink
+
+
+class Session:
+    """One connection whose run is known.
+
+    Args:
+        parts: of the gateway.
+        run: whose connection it is.
+        sock: non-blocking; owned from here on, by the pump once a tunnel stands.
+        peer: credentials of the caller, for rows.
+        task: the one that runs `serve`.
+
+    """
+
+    def __init__(self, parts: Parts, run: Run, sock: socket.socket, peer: str) -> None:
+        self.parts = parts
+        self.run = run
+        self.peer = peer
+        self._sock = sock
+        self._given = False
+
+    @property
+    def who(self) -> Who:
+        """For whom the rows are."""
+        return self.run.who
+
+    async def serve(self, began: float) -> bool:
+        """Serve the connection until it ends or a tunnel stands; True when the pump has taken it over.
+
+        Args:
+            began: loop time of the accept; the first head has `HEAD_SECONDS` from then.
+
+        """
+        client = Plain(self._sock)
+        requests = Requests(client, Front(self.parts.policy.decide))
+        first: float | None = began + HEAD_SECONDS
+        try:
+            while await self._one(client, requests, first):
+                first = None
+        except Denied as denied:
+            await self.refuse(client, denied, requests.raw)
+        except TimeoutError:
+            late = Verdict(False, "head_timeout", None, "the request did not arrive in time")
+            await self.refuse(client, Denied("http", late), requests.raw)
+        except OSError:
+            pass  # a side went away: there is nobody to answer
+        finally:
+            if not self._given:
+                await client.close()
+        return self._given
+
+    async def refuse_connection(self, refusal: Refusal) -> None:
+        """Refuse the connection before anything of it was read."""
+        client = Plain(self._sock)
+        try:
+            await self.refuse(client, Denied("budget", verdict_of(refusal)), b"")
+        finally:
+            await client.close()
+
+    async def refuse(self, client: Duplex, denied: Denied, raw: bytes) -> None:
+        """Store the denial, then answer it; nothing is answered when it cannot be stored."""
+        if denied.verdict.reason == "canary":
+            self.run.kill("canary", self.parts.pump, spare=asyncio.current_task())
+        stored = await self.parts.recorder.deny(
+            self.who,
+            denied.kind,
+            denied.verdict,
+            destination=None if denied.endpoint is None else str(denied.endpoint),
+            peer=self.peer,
+            raw=raw if denied.endpoint is None or denied.verdict.severity == 5 else b"",
+            **denied.facts,
+        )
+        if stored is None:
+            return
+        with contextlib.suppress(OSError, TimeoutError):
+            await client.send(refusal_answer(denied.verdict), asyncio.get_running_loop().time() + _ANSWER_SECONDS)
+
+    async def _one(self, client: Plain, requests: Requests, first: float | None) -> bool:
+        event = await requests.next(first)
+        if event is None:
+            return False
+        if isinstance(event, Refused):
+            raise Denied("http" if event.endpoint is None else "connect", event.verdict, event.endpoint)
+        if not isinstance(event, Request) or event.verdict is None or event.head.endpoint is None:
+            return False
+        if event.head.how == "connect":
+            await self._connect(client, requests, event.head.endpoint, event.verdict)
+            return False
+        return await self._plain(client, requests, event.head, event.head.endpoint, event.verdict)
+
+    def admit(self, endpoint: Endpoint, verdict: Verdict, kind: Kind, *parts: bytes) -> None:
+        """Take an allowed request from the budgets, look for canaries, write the row that it is only reported.
+
+        Raises:
+            Denied: one of them refuses.
+
+        """
+        if self.run.planted(endpoint.host.text.encode("ascii"), *parts):
+            raise Denied("canary", _CANARY, endpoint)
+        refusal = self.run.request(endpoint, verdict)
+        if refusal is not None:
+            raise Denied("budget", verdict_of(refusal, verdict.rule), endpoint)
+        if verdict.reported and not self.parts.recorder.report(
+            self.who, kind, verdict, destination=str(endpoint), peer=self.peer
+        ):
+            raise Denied("connect", _LOST, endpoint)
+
+    async def reach(self, endpoint: Endpoint, verdict: Verdict) -> socket.socket:
+        """Resolve, vet and dial an allowed destination.
+
+        Raises:
+            Denied: it has no usable address, or did not answer, or somebody else did.
+
+        """
+        found = await resolver.resolve(endpoint, self.parts.policy, self.parts.ask)
+        if isinstance(found, Refusal):
+            raise Denied("resolve", verdict_of(found, verdict.rule), endpoint)
+        upstream = await self.parts.dial(found, endpoint.port)
+        if isinstance(upstream, Refusal):
+            raise Denied("dial", verdict_of(upstream, verdict.rule), endpoint)
+        return upstream
+
+    def charge(self, endpoint: Endpoint, verdict: Verdict, count: int) -> None:
+        """Take bytes that are about to leave from the budget.
+
+        Raises:
+            Denied: it is spent.
+
+        """
+        refusal = self.run.charge(endpoint.host, count)
+        if refusal is not None:
+            raise Denied("budget", verdict_of(refusal, verdict.rule), endpoint)
+
+    def open_row(self, kind: Kind, endpoint: Endpoint, verdict: Verdict, **facts: Value) -> None:
+        """Send the row of something allowed before its first byte goes out.
+
+        Raises:
+            Denied: rows cannot be stored.
+
+        """
+        if not self.parts.recorder.allow(
+            self.who, kind, verdict, "open", destination=str(endpoint), peer=self.peer, **facts
+        ):
+            raise Denied(kind, _LOST, endpoint)
+
+    # ---- CONNECT --------------------------------------------------------------------------------------------
+    async def _connect(self, client: Plain, requests: Requests, endpoint: Endpoint, verdict: Verdict) -> None:
+        self.admit(endpoint, verdict, "connect")
+        loop = asyncio.get_running_loop()
+        if self.parts.policy.rules_for(endpoint) is not None:
+            await client.send(ESTABLISHED, loop.time() + SEND_SECONDS)
+            reader = Reader(endpoint, loop.time(), intercepted=True)
+            if await self._hello(client, reader, requests.rest(), endpoint):
+                await intercept.Inside(self, endpoint, verdict, self._sock, bytes(reader.data)).serve()
+            return
+        upstream = await self.reach(endpoint, verdict)
+        try:
+            self.open_row("connect", endpoint, verdict)
+            await client.send(ESTABLISHED, loop.time() + SEND_SECONDS)
+            reader = Reader(endpoint, loop.time())
+            if not await self._hello(client, reader, requests.rest(), endpoint):
+                return
+            refusal = self.run.charge(endpoint.host, len(reader.data))
+            if refusal is not None:
+                await self._alert(client, "budget", refusal, endpoint, b"")
+                return
+            await aio.send(upstream, bytes(reader.data), loop.time() + SEND_SECONDS)
+            self._give(upstream, endpoint, verdict, len(reader.data))
+        finally:
+            if not self._given:
+                upstream.close()
+
+    async def _hello(self, client: Plain, reader: Reader, early: bytes, endpoint: Endpoint) -> bool:
+        """Read the ClientHello and check it against the destination; False when it was refused."""
+        loop = asyncio.get_running_loop()
+        found: Hello | Refusal | None = reader.feed(early, loop.time()) if early else None
+        while found is None:
+            try:
+                data = await client.receive(reader.deadline)
+            except TimeoutError:
+                found = reader.tick(reader.deadline)
+                continue
+            if not data:
+                found = Refusal("not_tls", "the tunnel ended before a ClientHello") if reader.data else None
+                break
+            found = reader.feed(data, loop.time())
+        if isinstance(found, Refusal):
+            await self._alert(client, "sni", found, endpoint, bytes(reader.data))
+        return isinstance(found, Hello)
+
+    async def _alert(self, client: Plain, kind: Kind, refusal: Refusal, endpoint: Endpoint, raw: bytes) -> None:
+        """Store the denial of a tunnel that already stands, then send TLS alert 49."""
+        stored = await self.parts.recorder.deny(
+            self.who, kind, verdict_of(refusal), destination=str(endpoint), peer=self.peer, raw=raw
+        )
+        if stored is not None:
+            with contextlib.suppress(OSError, TimeoutError):
+                await client.send(ALERT, asyncio.get_running_loop().time() + _ANSWER_SECONDS)
+
+    def _give(self, upstream: socket.socket, endpoint: Endpoint, verdict: Verdict, sent: int) -> None:
+        """Hand an established tunnel to the pump; its last row follows when it ends."""
+        loop = asyncio.get_running_loop()
+        run, host = self.run, endpoint.host
+
+        def done(ended: Ended) -> None:
+            with contextlib.suppress(RuntimeError):  # the gateway is closing: nobody counts any more
+                loop.call_soon_threadsafe(closed, ended)
+
+        def closed(ended: Ended) -> None:
+            run.drop_tunnel(tunnel)
+            run.leave()
+            self.parts.recorder.allow(
+                self.who,
+                "connect",
+                verdict,
+                "closed",
+                destination=str(endpoint),
+                peer=self.peer,
+                bytes_out=ended.sent + sent,
+                bytes_in=ended.received,
+            )
+            if ended.refusal is not None:
+                task = loop.create_task(
+                    _row_of_cut(self.parts.recorder, self.who, ended.refusal, str(endpoint), self.peer)
+                )
+                _cuts.add(task)
+                task.add_done_callback(_cuts.discard)
+
+        tunnel = Tunnel(self._sock, upstream, lambda count: run.charge(host, count), done)
+        self._given = True
+        run.hold_tunnel(tunnel)
+        self.parts.pump.add(tunnel)
+
+    # ---- plain HTTP -----------------------------------------------------------------------------------------
+    async def _plain(self, client: Plain, requests: Requests, head: Head, endpoint: Endpoint, verdict: Verdict) -> bool:
+        asked = Intercepted(
+            connect=endpoint, sni=None, authority=head.value(b"host"), method=head.method, target=head.target,
+            fields=head.fields, body=b"",
+        )  # fmt: skip
+        verdict, body = await self.judged(requests, head, verdict, asked)
+        try:
+            upstream = Plain(await self.reach(endpoint, verdict))
+            try:
+                response = await self.forward(Judged(head, body, endpoint, verdict), upstream, client)
+            finally:
+                await upstream.close()
+        finally:
+            self.parts.memory.give(len(body))
+        return head.keep_alive and response.body != "close"
+
+    async def judged(
+        self, requests: Requests, head: Head, verdict: Verdict, asked: Intercepted
+    ) -> tuple[Verdict, bytes]:
+        """Judge one request by its head, read its body, judge both; the caller gives the body's memory back.
+
+        Raises:
+            Denied: a rule, a budget or a canary refuses it.
+
+        """
+        endpoint = asked.connect
+        kind: Kind = "http" if asked.sni is None else "intercept"
+        facts: dict[str, Value] = {"method": head.method[:16], "path": _shown_path(head.target)}
+        early = judge(self.parts.policy, asked)
+        if not early.allow:
+            raise Denied(kind, early, endpoint, **facts)
+        self.admit(endpoint, verdict, kind, head.target, *_leaving(head))
+        body = await requests.body(head, self.parts.memory)
+        if isinstance(body, Refused):
+            raise Denied(kind, body.verdict, endpoint, **facts)
+        if isinstance(body, Refusal):
+            raise Denied("budget", verdict_of(body, verdict.rule), endpoint, **facts)
+        refused: tuple[Kind, Verdict] | None = None
+        final = early
+        if await self._searched(body):
+            refused = "canary", _CANARY
+        elif not (final := judge(self.parts.policy, msgspec.structs.replace(asked, body=body))).allow:
+            refused = kind, final
+        elif (spent := self.run.charge(endpoint.host, head.size + len(body))) is not None:
+            refused = "budget", verdict_of(spent, verdict.rule)
+        if refused is not None:
+            self.parts.memory.give(len(body))
+            raise Denied(refused[0], refused[1], endpoint, **facts)
+        return (verdict if final.rule is None else msgspec.structs.replace(verdict, rule=final.rule)), body
+
+    async def _searched(self, body: bytes) -> bool:
+        """Whether a canary is in a body; a large one is searched between the turns of others."""
+        for at in range(0, len(body), _SEARCHED):
+            if self.run.planted(body[at : at + _SEARCHED]):
+                return True
+            await asyncio.sleep(0)
+        return False
+
+    async def forward(
+        self,
+        request: Judged,
+        upstream: Duplex,
+        client: Duplex,
+        *,
+        keep_upstream: bool = False,
+        upgrade: bool = False,
+    ) -> Response:
+        """Send a judged request up and its response down; returns the head of the response.
+
+        Raises:
+            Denied: rows cannot be stored, or what came back is no HTTP.
+            OSError, TimeoutError: one side broke or stopped.
+
+        """
+        head, body, endpoint, verdict = request.head, request.body, request.endpoint, request.verdict
+        plain = endpoint.port == HTTP_PORT
+        kind: Kind = "http" if plain else "intercept"
+        self.open_row(
+            kind, endpoint, verdict, method=head.method[:16], path=_shown_path(head.target), bytes_out=len(body)
+        )
+        authority = endpoint.host.text if endpoint.port == (HTTP_PORT if plain else 443) else str(endpoint)
+        try:
+            return await exchange(
+                request, authority, upstream, client,
+                keep=head.keep_alive, keep_upstream=keep_upstream, upgrade=upgrade,
+            )  # fmt: skip
+        except BadResponse:
+            bad = Verdict(False, "dial_failed", verdict.rule, "the destination does not speak plain HTTP/1.1")
+            raise Denied("dial", bad, endpoint) from None
+
+    def outgoing(self, endpoint: Endpoint, verdict: Verdict, data: bytes) -> None:
+        """Search and count bytes that are about to leave after an upgrade.
+
+        Raises:
+            Denied: a canary is in them, or the budget is spent.
+
+        """
+        if self.run.planted(data):
+            raise Denied("canary", _CANARY, endpoint)
+        self.charge(endpoint, verdict, len(data))
+
+
+_cuts: Final[set[asyncio.Task[None]]] = set()
+
+
+async def _row_of_cut(recorder: Recorder, who: Who, refusal: Refusal, destination: str, peer: str) -> None:
+    kind: Kind = "budget" if refusal.reason == "byte_budget" else "connect"
+    await recorder.deny(who, kind, verdict_of(refusal), destination=destination, peer=peer)
+
+
+def _leaving(head: Head) -> tuple[bytes, ...]:
+    """Return the field values that would go upstream."""
+    return (head.method.encode("ascii"), *(part for name, value in head.fields for part in (name, value)))
+
+
+def _shown_path(target: bytes) -> str:
+    """Return the path for a row: without the query, as hexadecimal digits where it is not plain."""
+    return target.partition(b"?")[0][:200].decode("ascii", "backslashreplace")
