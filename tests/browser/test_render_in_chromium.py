@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import http.server
+import re
 import shutil
 import ssl
 import subprocess
@@ -22,8 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from lockgate.render import Guard, RenderPolicy
+from render_payloads import PAYLOADS
 
 HERE = Path(__file__).parent
 BUNDLE = HERE / "node_modules" / ".page.js"
@@ -130,20 +134,35 @@ def show(
     asks for was asked for before it. On top of that it waits for `until`, and a moment for what a timer may start.
     """
     world.seen.clear()
-    world.done.clear()
+    live = draw(page, markdown, html)
+    settle(page, world, until)
+    return ours(world), live
+
+
+def draw(page: Any, markdown: str, html: str) -> list[str]:
+    """Draw with every renderer; return the URLs that are live."""
     assert CMARK is not None
     extensions = ["-e", "table", "-e", "strikethrough", "-e", "autolink", "-e", "tasklist"]
     cmark = subprocess.run(
-        [CMARK, "--unsafe", *extensions], input=markdown, capture_output=True, text=True, check=True, timeout=SECONDS
+        [CMARK, "--unsafe", *extensions],
+        input=markdown.encode("utf-8", "replace"), capture_output=True, check=True, timeout=SECONDS,
+    )  # fmt: skip
+    drawn: list[str] = page.evaluate(
+        "([text, cmark, html]) => window.show(text, cmark, html)",
+        [markdown, cmark.stdout.decode("utf-8", "replace"), html],
     )
-    live = page.evaluate("([text, cmark, html]) => window.show(text, cmark, html)", [markdown, cmark.stdout, html])
+    return drawn
+
+
+def settle(page: Any, world: World, until: Callable[[], bool] = lambda: True) -> None:
+    """Wait until what was drawn has asked for what it asks for."""
+    world.done.clear()
     page.evaluate("path => fetch(path, {cache: 'no-store'}).then(answer => answer.blob()).then(() => null)", DONE)
     assert world.done.is_set()
     deadline = time.monotonic() + SECONDS
     while not until() and time.monotonic() < deadline:
         page.wait_for_timeout(20)
     page.wait_for_timeout(150)
-    return ours(world), live
 
 
 def ours(world: World) -> list[tuple[str, str]]:
@@ -182,6 +201,24 @@ def test_nothing_is_fetched_and_nothing_is_live(page: Any, world: World, text: s
     requests, live = show(page, world, guard.markdown(text).text, guard.html(text).text)
     assert requests == []
     assert set(live) <= {LINK}
+
+
+@given(st.lists(PAYLOADS, min_size=25, max_size=25))
+@settings(
+    max_examples=8, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+def test_generated_payloads_fetch_nothing_that_is_not_allowed(page: Any, world: World, payloads: list[str]) -> None:
+    """200 nested and mutated payloads: the only request that any of them makes is for the image of the allowed path."""
+    guard = Guard(POLICY)
+    allowed = re.compile(r"https://(wiki|img)\.partner\.example/[\w.~/-]*", re.ASCII)
+    world.seen.clear()
+    for payload in payloads:
+        markdown = guard.markdown(payload).text
+        live = draw(page, markdown, guard.html(payload).text)
+        assert all(allowed.fullmatch(one) for one in live), (payload, markdown, live)
+    settle(page, world)
+    assert {host for host, path in ours(world) if not path.startswith("/pub/")} == set(), (payloads, ours(world))
+    assert {host for host, _ in ours(world)} <= {"img.partner.example"}, (payloads, ours(world))
 
 
 def test_the_allowed_image_really_loads(page: Any, world: World) -> None:
