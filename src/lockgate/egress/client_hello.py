@@ -108,7 +108,8 @@ class Reader:
         self.data += data
         hello = self._records.feed(data)
         if isinstance(hello, Hello):
-            return check(hello, self._connect, intercepted=self._intercepted) or hello
+            refusal = check(hello, self._connect, intercepted=self._intercepted)
+            return hello if refusal is None else refusal
         return hello
 
     def tick(self, now: float) -> Refusal | None:

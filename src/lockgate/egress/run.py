@@ -79,7 +79,8 @@ class Run:
     def request(self, endpoint: Endpoint, verdict: Verdict) -> Refusal | None:
         """Take one request to an allowed destination from the budgets of requests and names."""
         with self._lock:
-            return self._budget.take_request() or self._budget.take_name(verdict, endpoint.host)
+            refusal = self._budget.take_request()
+            return self._budget.take_name(verdict, endpoint.host) if refusal is None else refusal
 
     def charge(self, host: Host, count: int) -> Refusal | None:
         """Take bytes that are about to leave from the budget."""
