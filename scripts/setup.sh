@@ -52,6 +52,16 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     echo "$want" > "$stamp"
 fi
 
+# Clients that the egress tests run in a namespace without a route. Tests whose client is missing say so and skip.
+if [ "$mode" = dev ]; then
+    missing=""
+    for pair in curl:curl git:git dig:bind9-dnsutils ping:iputils-ping npm:npm node:nodejs; do
+        command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair#*:}"
+    done
+    # shellcheck disable=SC2086 - package names, one word each
+    [ -z "$missing" ] || (apt_install $missing) || echo "note: going on without$missing: tests of them will skip" >&2
+fi
+
 # The attack suite compares the sandbox with bubblewrap where there is one; everything else goes without.
 if [ "$mode" = dev ] && ! command -v bwrap >/dev/null; then
     (apt_install bubblewrap) || echo "note: going on without bubblewrap: the attack suite will lack that control" >&2
