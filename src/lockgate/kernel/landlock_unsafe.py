@@ -64,20 +64,31 @@ def abi() -> int:
         return 0
 
 
-def confine(version: int, writable: tuple[str, ...], writable_files: tuple[str, ...]) -> None:
-    """Confine this process and its children: read everywhere, write beneath `writable` and to `writable_files`.
+def confine(
+    version: int,
+    writable: tuple[str, ...],
+    writable_files: tuple[str, ...],
+    readable: tuple[str, ...] = ("/",),
+    readable_files: tuple[str, ...] = (),
+) -> None:
+    """Confine this thread, and the threads and children that it makes later: read and write beneath these names only.
 
     Args:
         version: the ABI that `abi` returned, at least 1.
         writable: directories; everything but `NEVER` is allowed beneath them.
         writable_files: single files that may also be written.
+        readable: directories that may be read and listed.
+        readable_files: single files that may be read.
 
     """
     block = attribute(version)
     ruleset = call("landlock_create_ruleset", block, len(block), 0)
     try:
         everything = handled(version) & ~NEVER
-        _allow(ruleset, "/", READ)
+        for path in readable:
+            _allow(ruleset, path, READ)
+        for path in readable_files:
+            _allow(ruleset, path, READ_FILE)
         for path in writable:
             _allow(ruleset, path, everything)
         for path in writable_files:

@@ -149,9 +149,16 @@ class FramedMachine:
             raise ValueError(f"code can be sent once, to a machine that is ready; this one is {self._state}")
         self._state = "running"
         self._caps = bounds
-        header = dialog.CODE_HEADER.pack(dialog.CODE_MAGIC, len(code), bounds.value)
-        self._outbox = memoryview(header + code)
+        self._outbox = memoryview(self.header(code, bounds) + code)
         return self.flush()
+
+    def header(self, code: bytes, bounds: Bounds) -> bytes:
+        """Return what goes before the code; for rungs whose machines hold bounds that others have from birth."""
+        return dialog.CODE_HEADER.pack(dialog.CODE_MAGIC, len(code), bounds.value)
+
+    def inspect(self) -> str:
+        """Return what is wrong with a machine that says it is ready, "" for nothing; for rungs that can look."""
+        return ""
 
     def go(self) -> bool:
         """Let staged code run; as `send_code`."""
@@ -182,7 +189,7 @@ class FramedMachine:
             except ConnectionResetError:
                 data = b""
             if not data:
-                events.append(self._failed("ended", 0, f"the slot ended while {self._state}, without a word"))
+                events.append(self.failed("ended", 0, f"the slot ended while {self._state}, without a word"))
                 break
             self._inbox += data
             event = self._line() if self._state == "hardening" else self._frame()
@@ -215,7 +222,8 @@ class FramedMachine:
         self.stdout = self.stderr = self.pidfd = -1
 
     # ---- what a slot says ----------------------------------------------------------------------------------------
-    def _failed(self, step: str, code: int, detail: str) -> MachineFailed:
+    def failed(self, step: str, code: int, detail: str) -> MachineFailed:
+        """Return why nothing more of this machine is listened to."""
         self._state = "failed"
         self._inbox.clear()
         return MachineFailed(step=step, errno=code, detail=detail)
@@ -225,51 +233,55 @@ class FramedMachine:
         end = self._inbox.find(b"\n")
         if end < 0:
             if len(self._inbox) > dialog.READY_LINE_BYTES:
-                return self._failed("protocol", 0, "the first line of the slot has no end")
+                return self.failed("protocol", 0, "the first line of the slot has no end")
             return None
         kind, body = bytes(self._inbox[:1]), bytes(self._inbox[1:end])
         if end + 1 != len(self._inbox) or end > dialog.READY_LINE_BYTES:
-            return self._failed("protocol", 0, "the slot spoke before it was asked")
+            return self.failed("protocol", 0, "the slot spoke before it was asked")
         self._inbox.clear()
         try:
             if kind == dialog.READY:
                 facts = _facts.decode(body)
+                wrong = self.inspect()
+                if wrong:
+                    return self.failed("check", errno.EPERM, wrong)
                 self._state = "ready"
                 return MachineReady(facts=facts)
             if kind == dialog.FAILED:
                 failure = _failures.decode(body)
-                return self._failed(failure.step, failure.errno, failure.detail)
+                return self.failed(failure.step, failure.errno, failure.detail)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            return self._failed("protocol", 0, f"the first line of the slot is no JSON: {type(error).__name__}")
-        return self._failed("protocol", 0, "the first line of the slot is neither R nor F")
+            return self.failed("protocol", 0, f"the first line of the slot is no JSON: {type(error).__name__}")
+        return self.failed("protocol", 0, "the first line of the slot is neither R nor F")
 
     def _frame(self) -> MachineEvent | None:
         """After code: one frame, at most as long as the caps allow. A ready slot says nothing before it has code."""
         if self._state == "ready":
-            return self._failed("protocol", 0, "the slot spoke before it had code")
+            return self.failed("protocol", 0, "the slot spoke before it had code")
         if len(self._inbox) < dialog.RESULT_HEADER.size:
             return None
         (length,) = dialog.RESULT_HEADER.unpack_from(self._inbox)
         cap = self._caps.value * (1 + _ESCAPED) + _SLACK
         if not 0 < length <= cap:
-            return self._failed("protocol", 0, f"a result of {length} bytes is outside 1..{cap}")
+            return self.failed("protocol", 0, f"a result of {length} bytes is outside 1..{cap}")
         if len(self._inbox) < dialog.RESULT_HEADER.size + length:
             return None
         body = bytes(self._inbox[dialog.RESULT_HEADER.size : dialog.RESULT_HEADER.size + length])
         self._inbox.clear()  # bytes after the frame are nobody's
-        return self._result(body)
+        return self.result(body)
 
-    def _result(self, body: bytes) -> MachineEvent:
+    def result(self, body: bytes) -> MachineEvent:
+        """Return what the frame that came after the code means."""
         try:
             claim = _claims.decode(body)
             raw = bytes(claim.value)
             _anything.decode(claim.value)  # so that no later reader of the value can fail where this one did not
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError) as error:
-            return self._failed("protocol", 0, f"the result is not what a slot sends: {type(error).__name__}")
+            return self.failed("protocol", 0, f"the result is not what a slot sends: {type(error).__name__}")
         if not 0 <= claim.exit_code <= 255 or not claim.truncated.keys() <= {"value", "text"}:
-            return self._failed("protocol", 0, "the result has fields out of range")
+            return self.failed("protocol", 0, "the result has fields out of range")
         if any(not 0 < count < 1 << 53 for count in claim.truncated.values()):
-            return self._failed("protocol", 0, "the result counts dropped bytes that cannot be")
+            return self.failed("protocol", 0, "the result counts dropped bytes that cannot be")
         truncated = dict(claim.truncated)
         value = None if raw == b"null" else raw
         if value is not None and len(value) > self._caps.value:

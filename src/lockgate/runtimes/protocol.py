@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.run import ErrorInfo, Rung
+from lockgate.contract.run import ErrorInfo, KilledBy, Rung
 from lockgate.contract.rungs import Boundary, Weakness
 
 
@@ -26,6 +26,7 @@ class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
         tree: absolute path of the package tree, or None.
         packages: (name, version) of what the tree holds.
         preload: modules imported before the first slot.
+        memory_by: what caps the memory of a whole run from outside ("none" = nothing does).
         memory_by_rlimit: no memory cgroup exists and the operator accepted the fallback (RLIMIT_AS + NPROC 1).
 
     """
@@ -34,6 +35,7 @@ class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
     tree: str | None = None
     packages: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()
+    memory_by: str = "none"
     memory_by_rlimit: bool = False
 
 
@@ -85,7 +87,13 @@ class MachineFailed(msgspec.Struct, frozen=True):
     detail: str
 
 
-MachineEvent = MachineReady | MachineResult | MachineFailed
+class MachineStopped(msgspec.Struct, frozen=True):
+    """The machine ended the code itself at a bound, a little before the supervisor would have (a claim, like any)."""
+
+    by: KilledBy
+
+
+MachineEvent = MachineReady | MachineResult | MachineStopped | MachineFailed
 
 
 class Machine(Protocol):

@@ -21,7 +21,15 @@ import msgspec
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import HostFault
 from lockgate.contract.frames import Decoder, encode
-from lockgate.runtimes.protocol import Machine, MachineFailed, MachineReady, MachineResult, Template
+from lockgate.runtimes.protocol import (
+    Machine,
+    MachineEvent,
+    MachineFailed,
+    MachineReady,
+    MachineResult,
+    MachineStopped,
+    Template,
+)
 
 START_SECONDS: Final = 10.0
 DEATH_SECONDS: Final = 10.0
@@ -74,12 +82,12 @@ class _Run:
         if broker is not None:
             self.poll.register(self.channel, select.POLLIN)
 
-    def turn(self, seconds: float) -> list[MachineReady | MachineResult | MachineFailed] | None:
+    def turn(self, seconds: float) -> list[MachineEvent] | None:
         """Wait for at most `seconds`; None when nothing came."""
         ready = self.poll.poll(max(seconds, 0) * 1000)
         if not ready:
             return None
-        events: list[MachineReady | MachineResult | MachineFailed] = []
+        events: list[MachineEvent] = []
         for fd, _ in ready:
             if fd == self.template.fileno():
                 for one in self.template.on_readable():
@@ -121,7 +129,7 @@ class _Run:
                     self.channel.sendall(encode(reply))
                     self.channel.setblocking(False)
 
-    def wait(self, deadline: float, *, flush: bool = False) -> MachineReady | MachineResult | MachineFailed | None:
+    def wait(self, deadline: float, *, flush: bool = False) -> MachineEvent | None:
         """Return the next event, or None at the deadline."""
         while (left := deadline - time.monotonic()) > 0:
             if flush and not self.machine.flush():
@@ -164,6 +172,7 @@ def run_once(
     broker: Broker | None = None,
     meanwhile: Callable[[Machine], None] | None = None,
     keep: int = 1 << 20,
+    patience: float = START_SECONDS,
 ) -> Outcome:
     """Take a machine from `template`, run `code` in it, wait for its end.
 
@@ -174,6 +183,7 @@ def run_once(
         broker: answers the body of a request frame with the body of a reply (None = no reply).
         meanwhile: called with the machine when it is ready, before code is sent.
         keep: bytes kept of each stream.
+        patience: seconds that the machine may take until it is ready.
 
     Raises:
         HostFault: the template ended, or a killed machine would not die.
@@ -184,7 +194,7 @@ def run_once(
     run = _Run(template, template.request(bounds), broker, keep)
     outcome = run.outcome
     try:
-        event = run.wait(since + START_SECONDS)
+        event = run.wait(since + patience)
         outcome.start_seconds = time.monotonic() - since
         if isinstance(event, MachineReady):
             outcome.facts = event.facts
@@ -194,7 +204,7 @@ def run_once(
             run.machine.send_code(code, bounds)
             event = run.wait(since + bounds.wall, flush=True)
             outcome.run_seconds = time.monotonic() - since
-            outcome.killed = event is None
+            outcome.killed = event is None or isinstance(event, MachineStopped)
         elif event is None:
             event = MachineFailed(step="wait", errno=110, detail="not ready in time")
         if isinstance(event, MachineResult):

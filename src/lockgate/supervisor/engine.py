@@ -103,6 +103,7 @@ class Engine:
                 tree=tree,
                 packages=packages,
                 preload=preload,
+                memory_by=self.layout.memory_by,
                 memory_by_rlimit=key.memory_by_rlimit,
             )
         )

@@ -23,7 +23,7 @@ from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
 from lockgate.contract.run import ErrorInfo, KilledBy, RunSpec, Usage
 from lockgate.contract.rungs import WEAKNESSES, Weakness
-from lockgate.runtimes.protocol import MachineEvent, MachineFailed, MachineResult
+from lockgate.runtimes.protocol import MachineEvent, MachineFailed, MachineResult, MachineStopped
 from lockgate.supervisor import loop
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.links import fault_of
@@ -266,6 +266,8 @@ class Run:
     def _take(self, event: MachineEvent) -> None:
         if isinstance(event, MachineResult):
             self._result(event)
+        elif isinstance(event, MachineStopped) and self._sent:
+            self._kill(event.by)
         elif isinstance(event, MachineFailed) and event.step in LEFT:
             self._left()
         else:
