@@ -16,6 +16,7 @@ from lockgate.contract.run import Principal
 from lockgate.policy.checks import run_checks
 from lockgate.policy.compile import Check, CompiledScope, Condition, Rule
 from lockgate.policy.constraints import Constraint
+from lockgate.policy.latch import CLEAN, latched
 from lockgate.policy.registry import Operation
 from lockgate.policy.types import BadArguments
 from lockgate.policy.verdict import Charge, Obligations, Verdict
@@ -34,6 +35,7 @@ class CallRequest(msgspec.Struct, frozen=True, gc=False):
         name: what was asked for.
         args: the typed arguments, the `BadArguments` their decoding raised, or None without an operation.
         at: seconds on the monotonic clock.
+        seen: what the run has read so far ("private", "untrusted"), for the latch (E7).
 
     """
 
@@ -41,6 +43,7 @@ class CallRequest(msgspec.Struct, frozen=True, gc=False):
     name: str
     args: object
     at: float
+    seen: frozenset[str] = CLEAN
 
 
 def request(scope: CompiledScope, name: str, raw: bytes, at: float) -> CallRequest:
@@ -84,7 +87,7 @@ def authorize(who: Principal, call: CallRequest, scope: CompiledScope) -> Verdic
             except Exception as error:  # noqa: BLE001 - a constraint that raises denies
                 why = f"{check.name} cannot be compared: {type(error).__name__}"
             return Verdict("deny", check.rule, check.path, why, "argument_not_allowed")
-        if rule.further and (verdict := _typed(rule, args) or _asked(rule, args)) is not None:
+        if rule.further and (verdict := _typed(rule, args) or _sink(rule, call.seen, args) or _asked(rule, args)):
             return verdict
         if not rule.caps:
             return rule.allowed
@@ -114,6 +117,19 @@ def _typed(rule: Rule, args: Any) -> Verdict | None:
     bad, why = refused
     dotted = bad.path[1:].replace("/", ".")
     return Verdict("deny", f"{rule.name}.{dotted}.{bad.check.kind}", bad.path, why, "argument_not_allowed")
+
+
+def _sink(rule: Rule, seen: frozenset[str], args: Any) -> Verdict | None:
+    """Return the verdict of a sink that the run has lost (E7); a person may still agree to these exact arguments."""
+    held = latched(rule.sink, seen)
+    if held is None:
+        return None
+    if not held.approvable:
+        return Verdict("deny", f"{rule.name}.{held.reason}", None, f"{held.reason}: {held.why}", "latched")
+    sums = tuple(Charge(key, get(args), limit) for get, key, limit in rule.sums)
+    obligations = Obligations(rule.counts + sums, approval=True, labels=rule.labels)
+    name = f"{rule.name}.{held.reason}"
+    return Verdict("needs_approval", name, None, f"{held.reason}: {held.why}", "latched", obligations)
 
 
 def _asked(rule: Rule, args: Any) -> Verdict | None:

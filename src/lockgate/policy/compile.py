@@ -18,6 +18,7 @@ import msgspec
 from lockgate.policy.checks import FieldCheck
 from lockgate.policy.comparisons import Test, plain, prepare
 from lockgate.policy.constraints import Budget, Conditions, Constraint, When, nearest, refuse
+from lockgate.policy.latch import sink_of
 from lockgate.policy.registry import Operation, Operations
 from lockgate.policy.verdict import NONE, Charge, Obligations, Verdict
 
@@ -90,6 +91,7 @@ class Rule:
         "name",
         "operation",
         "ready",
+        "sink",
         "sums",
         "typed",
     )
@@ -105,6 +107,7 @@ class Rule:
         self.operation = operation
         self.name = operation.name
         self.labels = operation.labels
+        self.sink = sink_of(operation.labels)
         self.args_type = operation.args_type
         self.checks = checks
         self.denials = denials
@@ -114,7 +117,7 @@ class Rule:
         self.counts = tuple(Charge(cap.key, 1, cap.limit) for cap in caps if cap.name is None)
         self.sums = tuple((attrgetter(cap.name), cap.key, cap.limit) for cap in caps if cap.name is not None)
         self.typed: tuple[FieldCheck, ...] = operation.authorize_checks
-        self.further = bool(self.typed or approve)  # whether anything is asked beside `checks`
+        self.further = bool(self.typed or approve or self.sink)  # whether anything is asked beside `checks`
         obligations = Obligations(labels=operation.labels) if operation.labels else NONE
         # A rule without budgets answers every allowed call with this one object.
         self.allowed = Verdict("allow", operation.name, obligations=obligations)
