@@ -96,7 +96,8 @@ def gate_home(home: Path, rung: str = "container") -> Path:
     """Write a deployment into `home` and return its configuration."""
     (home / "gate_test_operations.py").write_text(OPERATIONS)
     path = home / "lockgate.toml"
-    path.write_text(CONFIG.replace('rung = "container"', f'rung = "{rung}"'))
+    text = CONFIG.replace('rung = "container"', f'rung = "{rung}"')
+    path.write_text(text + "\n[execution.gvisor]\nallow_old = true\n" if rung == "gvisor" else text)
     return path
 
 

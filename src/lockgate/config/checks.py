@@ -16,6 +16,7 @@ import msgspec
 from lockgate.config.places import Where
 from lockgate.config.tables import Alerts, Audit, Config, Render, Secret
 from lockgate.contract.errors import ConfigError, LockgateError
+from lockgate.contract.rungs import GvisorChoices
 
 _ENV: Final = re.compile(r"\A[a-z0-9][a-z0-9._-]{0,63}\Z")
 _FIELD: Final = re.compile(r"\A[a-z][a-z0-9-]{0,63}\Z")
@@ -132,6 +133,13 @@ def resolved(config: Config, base: Path, place: Where) -> Config:
         execution,
         **{key: None if path is None else absolute(path, f"execution.{key}") for key, path in given.items()},
     )
+    if execution.gvisor != GvisorChoices():
+        given = {"runsc": execution.gvisor.runsc, "store": execution.gvisor.store}
+        chosen = msgspec.structs.replace(
+            execution.gvisor,
+            **{key: None if path is None else absolute(path, f"execution.gvisor.{key}") for key, path in given.items()},
+        )
+        execution = msgspec.structs.replace(execution, gvisor=chosen)
     return msgspec.structs.replace(
         config,
         audit=Audit(path=absolute(config.audit.path, "audit.path")),

@@ -14,6 +14,7 @@ from lockgate.config import tables
 from lockgate.config.places import Where, nearest, shown
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
+from lockgate.contract.rungs import GvisorChoices
 
 SCHEMES: Final = ("file", "cred", "k8s")
 _NAME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
@@ -24,6 +25,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "audit": tables.Audit.__struct_fields__,
     "execution": tables.Execution.__struct_fields__,
     "execution.bounds": Bounds.__struct_fields__,
+    "execution.gvisor": GvisorChoices.__struct_fields__,
     "broker": tables.Broker.__struct_fields__,
     "secrets.*": tables.Secret.__struct_fields__,
     "backends.*": tables.Backend.__struct_fields__,

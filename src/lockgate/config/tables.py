@@ -9,7 +9,7 @@ import msgspec
 
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.run import Rung
-from lockgate.contract.rungs import RUNGS, Weakness
+from lockgate.contract.rungs import RUNGS, GvisorChoices, Weakness
 
 __all__ = ["RUNGS", "Audit", "Backend", "Broker", "Config", "Execution", "Render", "Secret", "Table"]
 _KEY_REF: Final = re.compile(r"\Asecret ([A-Za-z][A-Za-z0-9_-]{0,63})\Z")
@@ -38,6 +38,7 @@ class Execution(Table, frozen=True, kw_only=True):
         env_store: directory of package sets, absolute once loaded; None = the user's data directory.
         cgroup: a delegated cgroup v2 directory for runs, absolute once loaded; None = look for one.
         bounds: ceilings of every run under this configuration.
+        gvisor: what only the gvisor rung has.
 
     """
 
@@ -50,6 +51,7 @@ class Execution(Table, frozen=True, kw_only=True):
     env_store: str | None = None
     cgroup: str | None = None
     bounds: Bounds = Bounds()
+    gvisor: GvisorChoices = GvisorChoices()
 
 
 class Secret(Table, frozen=True, kw_only=True):

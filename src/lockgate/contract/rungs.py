@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+import msgspec
+
 from lockgate.contract.run import Rung
 
 Boundary = Literal["shared kernel", "user-space kernel", "hardware", "emulated", "wasm"]
@@ -16,8 +18,24 @@ Boundary = Literal["shared kernel", "user-space kernel", "hardware", "emulated",
 # What of a rung's own wall may be missing on a host.
 Weakness = Literal["emulated", "no outer wall", "old runtime"]
 
+
+class GvisorChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[execution.gvisor]`: what an operator decides about the gvisor rung.
+
+    Attributes:
+        runsc: path of the runsc to use; None = look on the usual paths, then for the fetched copy.
+        store: directory of images, verdicts and the fetched runsc; None = the store of this user.
+        allow_old: accept a runsc that is older than the release this rung relies on ("old runtime").
+
+    """
+
+    runsc: str | None = None
+    store: str | None = None
+    allow_old: bool = False
+
+
 RUNGS: Final[tuple[Rung, ...]] = get_args(Rung)
-BUILT: Final[tuple[Rung, ...]] = ("container",)
+BUILT: Final[tuple[Rung, ...]] = ("container", "gvisor")
 """The rungs that this version drives: those of `supervisor.engine.runtimes`, which a test holds to this list."""
 
 BOUNDARIES: Final[dict[Rung, Boundary]] = {

@@ -23,6 +23,7 @@ from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import BadScript, CannotIsolate, ConfigError, HostFault, LockgateError, UnknownRung
 from lockgate.contract.run import RunSpec
 from lockgate.runtimes.container import ContainerRuntime
+from lockgate.runtimes.gvisor import GvisorRuntime
 from lockgate.runtimes.protocol import Runtime, Template, TemplateSpec
 from lockgate.supervisor import cgroups, envs
 from lockgate.supervisor.keeper import Keeper
@@ -37,9 +38,10 @@ from lockgate.supervisor.starter import Starter
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def runtimes() -> dict[str, Runtime]:
-    """Return the rungs that this version has."""
-    return {"container": ContainerRuntime()}
+def runtimes(settings: Settings | None = None) -> dict[str, Runtime]:
+    """Return the rungs that this version has, set up as the operator chose."""
+    chosen = settings or Settings()
+    return {"container": ContainerRuntime(), "gvisor": GvisorRuntime(chosen.gvisor)}
 
 
 class Engine:
@@ -64,7 +66,7 @@ class Engine:
         raise_open_files()
         self.settings = settings
         self.reactor = reactor
-        self.runtimes = runtimes()
+        self.runtimes = runtimes(settings)
         self.layout = cgroups.find(settings.cgroup)
         self.fault: HostFault | None = None
         # The keeper is forked before the starter's thread exists: fork(2) copies one thread only.
@@ -80,7 +82,7 @@ class Engine:
             recycle=settings.recycle,
         )
         self.deck = Deck(
-            reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, settings.accept_weaker
+            reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, settings.accepted
         )
         self.runs: dict[int, Run] = {}
         self.tickets: dict[str, Run] = {}

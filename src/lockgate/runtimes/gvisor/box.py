@@ -3,7 +3,8 @@
 Rule 1: the box is this namespace. Killing the keeper kills every process of it, and the keeper's pidfd is readable only
         when the kernel has reaped the last one (pid_namespaces(7)): that is the proof of death.
 Rule 2: nothing of the sentry starts before GO, which comes when the keeper stands in its control group.
-Rule 3: the keeper holds no run. What it knows of the code's descriptors it gives away at birth and forgets at THAW.
+Rule 3: the keeper holds no run. Of the code's descriptors it keeps control alone, reads nothing from it, and writes
+        only before there is code.
 Rule 4: the leash's end is the box's end.
 
 A warm box sleeps: an idle sentry takes some percent of a core for its timers, so FREEZE stops everything in the
@@ -111,8 +112,6 @@ class _Keeper:
     def thaw(self) -> None:
         if not self.thawed:
             self.thawed = True
-            if self.job.machine:
-                os.close(self.job.machine[1])
             self.job.birth[0].close()
             os.kill(-1, signal.SIGCONT)
 
@@ -137,6 +136,9 @@ class _Keeper:
             report = {"step": "runsc", "errno": 0, "detail": text[-500:]}
             with contextlib.suppress(OSError):
                 os.write(self.job.machine[1], b"F" + json.dumps(report).encode() + b"\n")
+        if code == layout.STATUS_DISK:
+            with contextlib.suppress(OSError):
+                self.job.leash.sendall(layout.DISK)
         os._exit(code if code >= 0 else 128 - code)
 
 

@@ -33,6 +33,7 @@ _REFUSED: Final = (
     "setns", "ptrace", "process_vm_readv", "process_vm_writev", "bpf", "perf_event_open", "add_key", "request_key",
     "keyctl", "io_uring_setup", "userfaultfd", "init_module", "finit_module", "kexec_load", "reboot", "swapon",
 )  # fmt: skip
+ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64"}
 # All that a run has on its stack above the guest's own frames. `load` returns in a hardened worker only.
 PROGRAM: Final = """
 import sys
@@ -93,7 +94,7 @@ def config(image: Path) -> dict[str, Any]:
             "namespaces": [{"type": one} for one in ("pid", "network", "ipc", "uts", "mount")],
             "seccomp": {
                 "defaultAction": "SCMP_ACT_ALLOW",
-                "architectures": ["SCMP_ARCH_X86_64"],
+                "architectures": list(ARCHITECTURES.values()),
                 "syscalls": names,
             },
         },

@@ -31,7 +31,9 @@ _FORMAT: Final = 2  # part of every name: raise it when what is built changes
 _SECONDS: Final = 300.0
 _TOOL_PATHS: Final = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 # Of the standard library: what no run can use (static libraries, screens) and tests, half of its size.
-_LEFT_OUT: Final = frozenset({"test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "__pycache__", "ensurepip"})
+_LEFT_OUT: Final = frozenset(
+    {"test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "__pycache__", "ensurepip"}
+)
 _NO_TOOL: Final = Unavailable(
     missing="mkfs.erofs, which packs a package set into an image", fix="apt-get install erofs-utils"
 )
@@ -113,7 +115,7 @@ def _files(sources: plan.Plan) -> list[tuple[str, str]]:
             ]
             for name in names:
                 path = Path(here, name)
-                if path.is_file() and not path.suffix == ".a":
+                if path.is_file() and path.suffix != ".a":
                     found[f"{inside}/{name}"] = str(path)
     for source, target in sources.copies:
         found.setdefault(target, source)

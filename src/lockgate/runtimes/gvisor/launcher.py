@@ -38,7 +38,9 @@ from lockgate.runtimes.gvisor import box, layout
 
 _CTL_BYTES = 64 * 1024
 _BOOT_SECONDS = 45.0
-_SETTLE_SECONDS = 0.1  # the worker is in its wait by then; a checkpoint a moment earlier is as good, and restores as well
+_SETTLE_SECONDS = (
+    0.1  # the worker is in its wait by then; a checkpoint a moment earlier is as good, and restores as well
+)
 
 
 @dataclass
@@ -138,6 +140,7 @@ class Launcher:
 
     # ---- machines ------------------------------------------------------------------------------------------------
     def root(self) -> Path:
+        """Make the directory in which one sentry keeps its state."""
         self.count += 1
         path = self.work / f"b{self.count}"
         path.mkdir(mode=0o700)

@@ -31,6 +31,7 @@ MACHINE_DESCRIPTORS: Final = 4  # channel, control, stdout, stderr
 GO: Final = b"G"  # the group stands: start the sentry
 FREEZE: Final = b"F"
 THAW: Final = b"T"
+DISK: Final = b"D"  # back: the run had too many files
 
 # Exit statuses of the guest's init, which the code of a run cannot choose.
 STATUS_DISK: Final = 73

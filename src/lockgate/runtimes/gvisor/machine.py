@@ -12,7 +12,7 @@ import socket
 from lockgate.contract.bounds import Bounds
 from lockgate.runtimes.framed import FramedMachine
 from lockgate.runtimes.gvisor import layout
-from lockgate.runtimes.protocol import MachineEvent, MachineReady
+from lockgate.runtimes.protocol import MachineEvent, MachineReady, MachineStopped
 
 
 class GvisorMachine(FramedMachine):
@@ -42,6 +42,11 @@ class GvisorMachine(FramedMachine):
     def on_control(self) -> list[MachineEvent]:
         """As every machine, and put a box to sleep that became ready."""
         events = super().on_control()
+        if not events and self._state == "failed" and self._leash is not None:
+            # Control ends with the code's process, the keeper with the box: it has the last word.
+            with contextlib.suppress(OSError):
+                if self._leash.recv(1) == layout.DISK:
+                    return [MachineStopped(by="disk")]
         if any(isinstance(one, MachineReady) for one in events):
             self._order(layout.FREEZE)
         return events

@@ -1,25 +1,217 @@
-"""The gvisor rung."""
+"""The gvisor rung: a system call of the code is answered by a kernel in user space, which the host confines in turn.
+
+Rule 1: only a runsc that passed its boots on this kernel with this image is used; one failure refuses it.
+Rule 2: a runsc older than the release this rung relies on is a weakness that somebody must accept ("old runtime").
+Rule 3: whatever is missing on this host is named, with its fix; nothing is left out in silence.
+"""
+
 from __future__ import annotations
-import contextlib, msgspec
-from pathlib import Path
-from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import CannotIsolate, HostFault
-from lockgate.runtimes.container import plan
-from lockgate.runtimes import forked
-from lockgate.runtimes.framed import FramedMachine
-from lockgate.runtimes.gvisor import bundle, image
-from lockgate.runtimes.gvisor.machine import GvisorMachine
+
+import contextlib
+import errno
 import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from lockgate.contract.bounds import Bounds, MiB
+from lockgate.contract.errors import CannotIsolate, HostFault
+from lockgate.contract.run import Rung
+from lockgate.contract.rungs import Boundary, GvisorChoices
+from lockgate.runtimes import forked
+from lockgate.runtimes.container import plan
+from lockgate.runtimes.framed import FramedMachine
+from lockgate.runtimes.gvisor import binary, bundle, image, selftest
+from lockgate.runtimes.gvisor.machine import GvisorMachine
+from lockgate.runtimes.protocol import Nature, TemplateSpec, Unavailable
+from lockgate.runtimes.single import run_once
+
+START_SECONDS: Final = 90.0
+PROBE_SECONDS: Final = 10.0
+_ROOT_STORE: Final = Path("/var/lib/lockgate/gvisor")
+_READ: Final = 1 << 20
+
 
 class GvisorTemplate(forked.ForkedTemplate):
+    """A template whose machines are boxes restored from it, or booted like it where it cannot be saved."""
+
     def _make(self, bounds: Bounds) -> FramedMachine:
         return GvisorMachine(bounds)
 
-def start(runsc, store, tree=None, restore=True, preload=()):
-    img = image.find_or_build(store, tree)
-    work = store/"work"; work.mkdir(exist_ok=True)
-    p = {"runsc": runsc, "flags": list(bundle.FLAGS), "work": str(work), "config": json.dumps(bundle.config(img.path)),
-         "modules": bundle.modules({"preload": list(preload)}), "restore": restore}
-    launcher = str(Path(__file__).with_name("launcher.py"))
-    parent = forked.launch([plan.interpreter(), "-I", "-S", launcher], json.dumps(p).encode(), 60.0, lambda s,e,d: HostFault(f"{s} {e} {d}", next_step="x"))
-    return GvisorTemplate("gvisor", "user-space kernel", parent, contextlib.ExitStack())
+
+class GvisorRuntime:
+    """`runtimes.protocol.Runtime` for the gvisor rung.
+
+    Args:
+        choices: what the operator configured.
+        restore: False boots every box cold; figures and tests ask for it.
+        settings: for the guest's first program. Tests and the attack suite's controls give some; nothing else does.
+
+    """
+
+    rung: Rung = "gvisor"
+    boundary: Boundary = "user-space kernel"
+    nature: Nature = Nature(
+        fixed=("disk", "inodes", "processes"),
+        tasks=48,  # sentry, its helpers and ours; a run's own processes are the sentry's, not the host's
+        overhead=64 * MiB,
+        overhead_tasks=192,
+    )
+
+    def __init__(
+        self,
+        choices: GvisorChoices | None = None,
+        *,
+        restore: bool = True,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self._choices = choices or GvisorChoices()
+        self._restore = restore
+        self._settings = settings or {}
+
+    @property
+    def store(self) -> Path:
+        """Where images, verdicts and the unpacked runsc are."""
+        return Path(self._choices.store) if self._choices.store is not None else default_store()
+
+    def runsc(self) -> binary.Runsc:
+        """Return the runsc that would be used.
+
+        Raises:
+            CannotIsolate: there is none, or it may not be used.
+
+        """
+        unpacked = unpacked_at(self.store)
+        return binary.inspect(
+            binary.locate(self._choices.runsc, unpacked if unpacked.is_file() else unpacked_at(default_store()))
+        )
+
+    def start(self, spec: TemplateSpec) -> GvisorTemplate:
+        """Start a template and wait until machines can be made from it, with a deadline.
+
+        Raises:
+            CannotIsolate: the host lacks a piece; names it and the fix.
+            HostFault: a step failed that should not fail here.
+
+        """
+        _check_host(spec)
+        runsc = self.runsc()
+        packed = image.find_or_build(self.store / "images", spec.tree)
+        verdict = selftest.cached(self.store, runsc, packed)
+        if verdict is None:
+            selftest.run(self.store, runsc, packed, lambda: self._launch(runsc, packed, spec, restore=False))
+        # Read by us, so that the pages are charged to us: a box that is charged for them is not killed when it runs out
+        # of memory, the kernel takes the image away from it and gives it back, page by page, until the wall clock.
+        for path in (packed.path, Path(runsc.path)):
+            _read(path)
+        return self._launch(runsc, packed, spec, restore=self._restore)
+
+    def check(self, *, again: bool = False) -> dict[str, Any]:
+        """Return what the boots of the self-test showed; run them if there is no verdict yet, or `again`.
+
+        Raises:
+            CannotIsolate: the runsc may not be used.
+
+        """
+        spec = TemplateSpec()
+        _check_host(spec)
+        runsc = self.runsc()
+        packed = image.find_or_build(self.store / "images", None)
+        verdict = None if again else selftest.cached(self.store, runsc, packed)
+        if verdict is None:
+            verdict = selftest.run(self.store, runsc, packed, lambda: self._launch(runsc, packed, spec, restore=False))
+        return verdict
+
+    def _launch(self, runsc: binary.Runsc, packed: image.Image, spec: TemplateSpec, *, restore: bool) -> GvisorTemplate:
+        work = self.store / "work"
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        order = {
+            "runsc": runsc.path,
+            "flags": list(bundle.FLAGS),
+            "work": str(work),
+            "config": json.dumps(bundle.config(packed.path)),
+            "modules": bundle.modules({"preload": list(spec.preload), **self._settings}),
+            "restore": restore,
+        }
+        argv = [plan.interpreter(), "-I", "-S", str(Path(__file__).with_name("launcher.py"))]
+        parent = forked.launch(argv, json.dumps(order).encode(), START_SECONDS, _explained)
+        parent.facts.update(runsc=runsc.version, go=runsc.go, sha256=runsc.sha256, image=packed.key)
+        return GvisorTemplate(
+            self.rung, self.boundary, parent, contextlib.ExitStack(), "old runtime" if runsc.old else None
+        )
+
+    def probe(self) -> Unavailable | None:
+        """Boot one machine for real, run one line in it, and look; None when it works."""
+        try:
+            template = self.start(TemplateSpec())
+        except (CannotIsolate, HostFault) as error:
+            return Unavailable(missing=error.message, fix=error.next_step)
+        try:
+            outcome = run_once(template, b"6*7", Bounds(wall=PROBE_SECONDS))
+        except HostFault as error:
+            return Unavailable(missing=error.message, fix=error.next_step)
+        finally:
+            template.close()
+        if outcome.result is not None and outcome.result.value == b"42":
+            return None
+        failed = outcome.failed
+        return Unavailable(
+            missing="a box that answers" + (f" ({failed.step}: {failed.detail})" if failed is not None else " in time"),
+            fix="run `lockgate gvisor check --again`; if it agrees, report these words",
+        )
+
+
+def default_store() -> Path:
+    """Return this user's store, found without reading the environment."""
+    if os.getuid() == 0:
+        return _ROOT_STORE
+    import pwd  # noqa: PLC0415 - a plain user's alone
+
+    with contextlib.suppress(KeyError):
+        return Path(pwd.getpwuid(os.getuid()).pw_dir, ".local", "share", "lockgate", "gvisor")
+    return Path("/nonexistent")
+
+
+def unpacked_at(store: Path) -> Path:
+    """Return where `fetch` puts its copy."""
+    return store / "runsc"
+
+
+def _check_host(spec: TemplateSpec) -> None:
+    if os.uname().machine not in bundle.ARCHITECTURES:
+        raise CannotIsolate(
+            f"the gvisor rung was not tested on {os.uname().machine}", next_step="use an x86_64 machine for it"
+        )
+    if os.getuid() != 0:
+        raise CannotIsolate(
+            "the gvisor rung is driven as root: a plain user's runsc restores no checkpoint, and nothing but a group of "
+            "its own would bound it",
+            next_step="run the supervisor's service as root (lockgate serve); boxes themselves run as nobody",
+        )
+    if spec.memory_by_rlimit:
+        raise CannotIsolate(
+            "the gvisor rung needs memory and pids control groups: nothing else bounds the sentry as a whole",
+            next_step="give the supervisor a delegated cgroup (systemd: Delegate=yes), or mount the controllers",
+        )
+
+
+def _read(path: Path) -> None:
+    buffer = bytearray(_READ)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def _explained(step: str, code: int, detail: str) -> CannotIsolate | HostFault:
+    """Turn a failed step into the missing piece and its fix, where the errno tells."""
+    if step == "start" and code in {errno.EPERM, errno.EACCES}:
+        return CannotIsolate(
+            f"this root lacks rights that the gvisor rung needs ({detail})",
+            next_step="run it with CAP_SYS_ADMIN in the initial user namespace: not inside an unprivileged container",
+        )
+    if step.startswith("preload"):
+        return HostFault(
+            f"the template of the gvisor rung failed at {step}: {detail}",
+            next_step="build the package set with other --preload names; some modules need what no sandbox has",
+        )
+    return HostFault(f"the gvisor rung failed at {step}: {detail}", next_step="run `lockgate gvisor check --again`")

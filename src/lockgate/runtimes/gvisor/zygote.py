@@ -184,7 +184,9 @@ def _files(most: int) -> int:
                             break
                         if entry.is_dir(follow_symlinks=False) and len(todo) < _NOFILE // 2:
                             with contextlib.suppress(OSError):
-                                todo.append(os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here))
+                                todo.append(
+                                    os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+                                )
             finally:
                 os.close(here)
     finally:
@@ -206,7 +208,10 @@ def _become(
     except BaseException as error:  # noqa: BLE001 - fail closed on anything
         report = {"step": steps.name, "errno": getattr(error, "errno", 0) or 0, "detail": repr(error)[:500]}
         with contextlib.suppress(OSError):
-            os.write(fds[1] if steps.name in {"start", "disk"} else layout.FD_CONTROL, b"F" + json.dumps(report).encode() + b"\n")
+            os.write(
+                fds[1] if steps.name in {"start", "disk"} else layout.FD_CONTROL,
+                b"F" + json.dumps(report).encode() + b"\n",
+            )
         _exit(layout.STATUS_LOST)
     steps.next("warmup")
     facts["stages_us"] = steps.microseconds
