@@ -70,17 +70,30 @@ class MachineReady(msgspec.Struct, frozen=True):
 
 
 class MachineResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the code says of itself (hostile): the JSON of its value, its repr, its error, its exit code."""
+    """What the code says of itself (hostile): the JSON of its value, its repr, its error, its exit code.
+
+    `pressed`: bounds that refused it something, as the machine itself counted; for rungs whose kernel is their own.
+    """
 
     value: bytes | None = None
     text: str = ""
     error: ErrorInfo | None = None
     exit_code: int = 0
     truncated: dict[str, int] = {}
+    pressed: tuple[KilledBy, ...] = ()
+
+
+class MachineEnded(msgspec.Struct, frozen=True):
+    """The code ended its own process without a result, inside a machine that lives on: its wait status (a claim)."""
+
+    status: int
 
 
 class MachineFailed(msgspec.Struct, frozen=True):
-    """The machine is unusable: a hardening step failed (`step`, `errno`), or it broke the control protocol."""
+    """The machine is unusable: a hardening step failed (`step`, `errno`), or it broke the control protocol.
+
+    Step "lease" means that a warm machine could not be made ready for its run: nothing of the code reached it.
+    """
 
     step: str
     errno: int
@@ -93,7 +106,7 @@ class MachineStopped(msgspec.Struct, frozen=True):
     by: KilledBy
 
 
-MachineEvent = MachineReady | MachineResult | MachineStopped | MachineFailed
+MachineEvent = MachineReady | MachineResult | MachineStopped | MachineEnded | MachineFailed
 
 
 class Machine(Protocol):

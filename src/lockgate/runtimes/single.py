@@ -23,6 +23,7 @@ from lockgate.contract.errors import HostFault
 from lockgate.contract.frames import Decoder, encode
 from lockgate.runtimes.protocol import (
     Machine,
+    MachineEnded,
     MachineEvent,
     MachineFailed,
     MachineReady,
@@ -211,6 +212,8 @@ def run_once(
             outcome.result = event
         elif isinstance(event, MachineFailed):
             outcome.failed = event
+        elif isinstance(event, MachineEnded):
+            outcome.failed = MachineFailed(step="ended", errno=0, detail=f"the code's process ended: {event.status}")
     finally:
         run.bury()
     return outcome

@@ -23,7 +23,7 @@ from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
 from lockgate.contract.run import ErrorInfo, KilledBy, RunSpec, Usage
 from lockgate.contract.rungs import WEAKNESSES, Weakness
-from lockgate.runtimes.protocol import MachineEvent, MachineFailed, MachineResult, MachineStopped
+from lockgate.runtimes.protocol import MachineEnded, MachineEvent, MachineFailed, MachineResult, MachineStopped
 from lockgate.supervisor import loop
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.links import fault_of
@@ -268,6 +268,15 @@ class Run:
             self._result(event)
         elif isinstance(event, MachineStopped) and self._sent:
             self._kill(event.by)
+        elif isinstance(event, MachineEnded) and self._sent:
+            self._ended(event.status)
+        elif isinstance(event, MachineFailed) and event.step == "lease":
+            self.refuse(
+                HostFault(
+                    f"a warm sandbox could not be made ready for this run ({event.detail})",
+                    next_step="run the code again, nothing of it ran; if it repeats: lockgate doctor",
+                )
+            )
         elif isinstance(event, MachineFailed) and event.step in LEFT:
             self._left()
         else:
@@ -301,11 +310,17 @@ class Run:
         killed_by: KilledBy | None = None
         if slot.group is not None and slot.group.oom_signalled():
             killed_by = "memory"
-        elif blames_processes(outcome.error) and slot.group is not None and slot.group.refusals() > 0:
+        elif blames_processes(outcome.error) and self._refused_tasks(slot, result):
             killed_by = "processes"
-        elif blames_disk(outcome.error) and work and disk_full(slot.machine.host_pid, work):
+        elif blames_disk(outcome.error) and (
+            "disk" in result.pressed or (work and disk_full(slot.machine.host_pid, work))
+        ):
             killed_by = "disk"
         self._end(outcome, killed_by)
+
+    @staticmethod
+    def _refused_tasks(slot: Slot, result: MachineResult) -> bool:
+        return "processes" in result.pressed or (slot.group is not None and slot.group.refusals() > 0)
 
     def _kill(self, killed_by: KilledBy) -> None:
         if self._over or self.slot is None:
@@ -343,6 +358,13 @@ class Run:
             self._timer.cancel()
         # Its first process is gone or has closed its end; the status is known once the namespace is reaped.
         self._timer = self._deck.reactor.after(_STATUS_SECONDS, self._left_late)
+
+    def _ended(self, status: int) -> None:
+        """The code's process is gone, the machine is not: its status is the guest's word."""
+        if self._watch is not None and self._watch.used() >= self._bounds.cpu * 0.95:
+            self._kill("cpu")
+        else:
+            self._end(ended_without_result(status), None)
 
     def _left_with(self, status: int | None) -> None:
         if status is not None and status & 0x7F == signal.SIGKILL:
