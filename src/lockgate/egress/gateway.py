@@ -115,6 +115,10 @@ class Gateway:
             run.authority = ca.Authority(self.policy.intercepted)
         return run.authority.pem
 
+    def kill_run(self, run: Run, reason: str) -> None:
+        """End a run because of what it did; its launcher is told."""
+        run.kill(reason, self._pump)
+
     def close_run(self, run: Run) -> None:
         """End a run: its token names nobody any more, its connections are cut. Idempotent."""
         for key in [key for key, value in self._runs.items() if value is run]:
