@@ -68,8 +68,11 @@ def test_corpus_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert report["passed"] == len(CASES)
     assert [one["id"] for one in report["failures"]] == ["bad"]
     assert set(report["failures"][0]) == {"id", "expected", "got", "reason"}
-    file.write_text("not json\n")
-    assert guarded(["corpus", str(file), "--json"]) == 2
+    file.write_text("not json\n[]\n" + json.dumps(CASES[0]) + "\n")
+    assert guarded(["corpus", str(file), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["total"], report["passed"]) == (3, 1)
+    assert [one["id"] for one in report["failures"]] == ["line 1", "line 2"]
 
 
 def test_render_writes_the_safe_text_and_says_what_it_denied(

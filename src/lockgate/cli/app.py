@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from lockgate.cli import attack, audit, demo, doctor, env, ops, policy, render, run
+from lockgate.cli import attack, audit, corpus, demo, doctor, env, ops, policy, render, run
 from lockgate.cli.output import show_error
 from lockgate.contract.errors import HostFault, LockgateError
 
@@ -30,7 +30,7 @@ app.command("doctor")(doctor.doctor)
 app.command("attack")(attack.attack)
 app.command("ops")(ops.ops)
 app.command("render")(render.render)
-app.command("corpus")(render.corpus_command)
+app.command("corpus")(corpus.corpus)
 app.add_typer(policy.app, name="policy")
 app.add_typer(env.app, name="env")
 app.add_typer(audit.app, name="audit")

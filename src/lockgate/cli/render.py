@@ -1,4 +1,4 @@
-"""`lockgate render` and `lockgate corpus`: the render guard from a shell.
+"""`lockgate render`: the render guard from a shell.
 
 Rule 1: the safe text goes to stdout and nothing else; what was denied goes to stderr, or into the JSON document.
 Rule 2: findings exit 1, so that a pipeline notices; the safe text is still written.
@@ -6,7 +6,6 @@ Rule 2: findings exit 1, so that a pipeline notices; the safe text is still writ
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,7 +14,7 @@ import typer
 
 from lockgate.cli.output import Json, err, print_json
 from lockgate.contract.errors import ConfigError
-from lockgate.render import Guard, Provenance, Rendered, RenderPolicy, corpus
+from lockgate.render import Guard, Provenance, Rendered, RenderPolicy
 
 SINKS: Final = {
     "markdown": "markdown", "html": "html", "email": "email_html", "text": "text", "terminal": "terminal",
@@ -97,44 +96,6 @@ def _explain(made: Rendered) -> None:
         console.print("shown in plain form: too complex, or the self-check was surprised")
     if not made.denials:
         console.print("nothing was denied")
-
-
-def corpus_command(
-    file: Annotated[Path, typer.Argument(help="Cases, one JSON object a line.")],
-    as_json: Json = False,
-) -> int:
-    """Run a file of render cases against the real guard."""
-    outcomes = [corpus.check(case) for case in read_cases(file)]
-    failures = [outcome for outcome in outcomes if not outcome.passed]
-    report = {"total": len(outcomes), "passed": len(outcomes) - len(failures), "failures": failures}
-    if as_json:
-        print_json(report)
-    else:
-        for failure in failures:
-            err().print(f"{failure.id}: expected {failure.expected}, got {failure.got}: {failure.reason}")
-        sys.stdout.write(f"{report['passed']} of {report['total']} cases hold\n")
-    return 1 if failures else 0
-
-
-def read_cases(file: Path) -> list[dict[str, Any]]:
-    """Read a file of cases.
-
-    Raises:
-        ConfigError: it cannot be read, or a line is no case.
-
-    """
-    cases: list[dict[str, Any]] = []
-    for number, line in enumerate(_read(str(file)).decode("utf-8", "replace").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            case: Any = json.loads(line)
-        except ValueError:
-            case = None
-        if not isinstance(case, dict):
-            raise ConfigError(f"line {number} is no JSON object", next_step="write one case a line")
-        cases.append(case)  # pyright: ignore[reportUnknownArgumentType]
-    return cases
 
 
 def _policy(path: Path | None, links: list[str] | None, images: list[str] | None) -> RenderPolicy:

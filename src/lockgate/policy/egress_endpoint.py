@@ -74,11 +74,15 @@ def judge(policy: EgressPolicy, asked: Intercepted) -> Verdict:
     """
     rules = policy.rules_for(asked.connect)
     entry = None if rules is None else f"{'model' if rules.model else 'endpoint'} {rules.entry}"
-    refused = _form(asked) or _host(asked)
+    refused = _form(asked)
+    if refused is None:
+        refused = _host(asked)
     if refused is None and rules is not None and rules.model is not None:
         return _model(rules, asked, entry)
     if refused is None:
-        refused = _upgrade(rules, asked) or _head(asked)
+        refused = _upgrade(rules, asked)
+    if refused is None:
+        refused = _head(asked)
     if refused is not None:
         return _deny(refused, entry)
     if rules is None:
@@ -209,9 +213,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _model(rules: EndpointRules, asked: Intercepted, entry: str | None) -> Verdict:
-    upgrade = _upgrade(None, asked)
-    api = rules.model
-    if upgrade is not None or api is None:
-        return _deny(upgrade or Refusal("path_not_allowed", "not a model endpoint"), entry)
-    refused = judge_model(api, asked.method, asked.target, asked.fields, asked.body, files=asked.files)
+    refused = _upgrade(None, asked)
+    if refused is None and rules.model is not None:
+        refused = judge_model(rules.model, asked.method, asked.target, asked.fields, asked.body, files=asked.files)
     return Verdict(True, "ok", entry) if refused is None else _deny(refused, entry)

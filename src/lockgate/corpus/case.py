@@ -1,0 +1,105 @@
+"""What every kind of case has, and what comes of one."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from lockgate.policy.egress import Verdict
+from lockgate.policy.host import Refusal
+
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([rnt0\\]))")
+_PLAIN: Final = {"r": "\r", "n": "\n", "t": "\t", "0": "\0", "\\": "\\"}
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one case; `reason` is empty when it passed."""
+
+    id: str
+    expected: str
+    got: str
+    reason: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the case held."""
+        return not self.reason
+
+
+class Got(msgspec.Struct, frozen=True):
+    """What the code said.
+
+    Attributes:
+        verdict: "allow", "deny", "config_error", "deny_all" or "warn".
+        reason: its class.
+        facts: what else can be held against the case's `must`.
+
+    """
+
+    verdict: str
+    reason: str
+    facts: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return f"{self.verdict} {self.reason}"
+
+
+class Unrunnable(Exception):
+    """The case cannot be run; the text says why."""
+
+
+def unrunnable(why: str) -> NoReturn:
+    """Give a case up."""
+    raise Unrunnable(why)
+
+
+def got(answer: Verdict | Refusal | None, **facts: Any) -> Got:
+    """Return what a verdict, a refusal or nothing to say against it means."""
+    if isinstance(answer, Refusal):
+        return Got("deny", answer.reason, facts)
+    if answer is None:
+        return Got("allow", "ok", facts)
+    return Got("allow" if answer.allow else "deny", answer.reason, facts)
+
+
+def text_of(given: dict[str, Any], name: str, default: str | None = None) -> str:
+    """Return a text of the input."""
+    value = given.get(name, default)
+    if not isinstance(value, str):
+        unrunnable(f"input.{name} is no text")
+    return value
+
+
+def bytes_of(value: Any, name: str = "input") -> bytes:
+    """Return the bytes that a text of a case stands for: code points up to 255 are bytes, the rest UTF-8."""
+    if isinstance(value, list) and all(isinstance(one, int) and 0 <= one <= 255 for one in value):  # pyright: ignore[reportUnknownVariableType]
+        return bytes(value)  # pyright: ignore[reportUnknownArgumentType]
+    if not isinstance(value, str):
+        unrunnable(f"{name} is no text")
+    try:
+        return value.encode("latin-1")
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogatepass")
+
+
+def raw_of(given: dict[str, Any], name: str) -> bytes | None:
+    """Return the bytes of `name`, of `name_hex` or of `name_b64`; None when there is none of them."""
+    for suffix, decode in (("_hex", bytes.fromhex), ("_b64", b64decode), ("_base64", b64decode)):
+        value = given.get(name + suffix)
+        if value is None:
+            continue
+        try:
+            return decode(value)
+        except (ValueError, TypeError, binascii.Error):
+            unrunnable(f"input.{name}{suffix} cannot be decoded")
+    value = given.get(name)
+    return None if value is None else bytes_of(value, f"input.{name}")
+
+
+def unescaped(text: str) -> str:
+    r"""Return a text in which `\x00` and the like, written out, are the characters they name."""
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _PLAIN[found[2]], text)
