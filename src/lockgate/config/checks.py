@@ -17,6 +17,7 @@ from lockgate.config.places import Where
 from lockgate.config.tables import Alerts, Audit, Config, Render, Secret
 from lockgate.contract.errors import ConfigError, LockgateError
 from lockgate.contract.rungs import GvisorChoices
+from lockgate.policy.egress_spec import EgressSpec
 
 _ENV: Final = re.compile(r"\A[a-z0-9][a-z0-9._-]{0,63}\Z")
 _FIELD: Final = re.compile(r"\A[a-z][a-z0-9-]{0,63}\Z")
@@ -44,6 +45,13 @@ def checked(config: Config, place: Where) -> Config:
         from lockgate.config.alerting import check_alerts  # noqa: PLC0415 - only a file with [alerts] pays for it
 
         check_alerts(config, place)
+    if config.egress != EgressSpec():
+        from lockgate.policy.egress import EgressPolicy  # noqa: PLC0415 - only a file with [egress] pays for it
+
+        try:
+            EgressPolicy.of(config.egress)
+        except ConfigError as error:
+            raise ConfigError(f"{place('egress')}: {error.message}", next_step=error.next_step) from None
     for name, backend in config.backends.items():
         path = f"backends.{name}"
         if backend.key is not None and backend.key_name not in config.secrets:

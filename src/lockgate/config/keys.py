@@ -15,6 +15,7 @@ from lockgate.config.places import Where, nearest, shown
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
 from lockgate.contract.rungs import GvisorChoices
+from lockgate.policy.egress_spec import EgressSpec, Limits
 
 SCHEMES: Final = ("file", "cred", "k8s")
 _NAME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
@@ -32,6 +33,8 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "render": tables.Render.__struct_fields__,
     "alerts": tables.Alerts.__struct_fields__,
     "alerts.sinks.*": tables.AlertSink.__struct_fields__,
+    "egress": EgressSpec.__struct_fields__,
+    "egress.limits": Limits.__struct_fields__,
 }
 _NAMED: Final = ("secrets", "backends", "alerts.sinks")
 """Tables whose keys are names that the person chose."""
@@ -42,6 +45,8 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "kind": ("file", "webhook", "slack", "pagerduty", "otlp"),
     "format": ("ocsf", "cef"),
     "at_least": ("medium", "critical"),
+    "egress.profile": ("runtime", "build"),
+    "egress.mode": ("enforce", "report"),
 }
 
 

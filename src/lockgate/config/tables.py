@@ -10,6 +10,7 @@ import msgspec
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.run import Rung
 from lockgate.contract.rungs import RUNGS, GvisorChoices, Weakness
+from lockgate.policy.egress_spec import EgressSpec
 
 __all__ = ["RUNGS", "Audit", "Backend", "Broker", "Config", "Execution", "Render", "Secret", "Table"]
 _KEY_REF: Final = re.compile(r"\Asecret ([A-Za-z][A-Za-z0-9_-]{0,63})\Z")
@@ -198,6 +199,7 @@ class Config(Table, frozen=True, kw_only=True):
 
     Attributes:
         operations: `module:attribute` of the sealed registry, imported by the broker alone, from `base`.
+        egress: where processes that need hosts may connect to; empty denies all.
 
     """
 
@@ -209,6 +211,7 @@ class Config(Table, frozen=True, kw_only=True):
     backends: dict[str, Backend] = {}
     render: Render = Render()
     alerts: Alerts = Alerts()
+    egress: EgressSpec = EgressSpec()
     base: str = "/"
 
     def to_json(self) -> bytes:
