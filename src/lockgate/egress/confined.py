@@ -16,16 +16,18 @@ import ssl
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from lockgate.contract.errors import ConfigError, HostFault
 from lockgate.egress import confine
+from lockgate.egress.client import Control
 from lockgate.egress.dns import Responder
 from lockgate.egress.inside import Plan
-from lockgate.egress.keeper import CONNECT_SECONDS, Names, Proxy, Recorder
+from lockgate.egress.keeper import CONNECT_SECONDS, Names, Proxy
 from lockgate.egress.namespace import FORWARDED, Ended, Namespace
+from lockgate.egress.preface import preface
 from lockgate.egress.view import PRIVATE, View
 from lockgate.kernel.signals_unsafe import Signals
 from lockgate.policy import canary
@@ -72,46 +74,6 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     decoys: bool = True
 
 
-class Opened(Protocol):
-    """What the gateway says when it takes a run; `lockgate.egress.client.Opened` is one."""
-
-    @property
-    def token(self) -> str:
-        """Names the run on the data socket."""
-        ...
-
-    @property
-    def data(self) -> str:
-        """Path of the data socket."""
-        ...
-
-    @property
-    def policy(self) -> str:
-        """The policy, as TOML."""
-        ...
-
-    @property
-    def ca_pem(self) -> str | None:
-        """Authority of this run, where TLS is opened at the gateway."""
-        ...
-
-
-class Control(Recorder, Protocol):
-    """The connection that a run lives as long as; `lockgate.egress.client.Control` is one."""
-
-    def open(self, *, user: str, agent: str, run: str, tool: str, canaries: tuple[str, ...]) -> Opened:
-        """Begin the run."""
-        ...
-
-    def fileno(self) -> int:
-        """Readable when the gateway says something unasked."""
-        ...
-
-    def poll(self) -> Mapping[str, str] | None:
-        """Return what it says; raises HostFault when it is gone."""
-        ...
-
-
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Whose run it is: what stands in its rows."""
 
@@ -144,7 +106,7 @@ class DataSocket:
 
     def __init__(self, path: str, token: str) -> None:
         self._path = path
-        self._hello = f"LGE1 {token}\r\n".encode()
+        self._hello = preface(token)
 
     def open(self, client: socket.socket | None = None) -> socket.socket:
         """Open a connection; with `client`, its descriptor goes along and the conversation is on that.
@@ -178,8 +140,8 @@ class Confined:
         self._command = command
         self._who = who
         self._control = control
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._alarm = ""
+        self._bell = -1
 
     def run(self) -> Report:
         """Run the command to its end.
@@ -193,11 +155,12 @@ class Confined:
         command, who = self._command, self._who
         planted = [canary.mint(os.urandom(canary.RANDOM_BYTES)) for _ in range(2)] if command.decoys else []
         opened = self._control.open(user=who.user, agent=who.agent, run=who.run, tool=who.tool, canaries=tuple(planted))
-        policy = EgressPolicy.load(opened.policy)
+        policy = EgressPolicy.from_data(msgspec.json.decode(opened.policy))
         responder = Responder(policy)
         gateway = DataSocket(opened.data, opened.token)
         watch = canary.Watch(canary.Needles.of(planted)) if planted else None
         with contextlib.ExitStack() as stack:
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             stack.callback(os.close, self._bell)
             signals = Signals(FORWARDED)
             stack.callback(signals.close)

@@ -358,6 +358,8 @@ class Names(threading.Thread):
             return None
         if planted:
             self._alarm("canary")
+        if self._events is not None:
+            self._events[1]()  # what came beside the answer makes no descriptor readable
         return judged.reply
 
 
