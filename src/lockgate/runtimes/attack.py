@@ -77,12 +77,23 @@ class Report(msgspec.Struct, frozen=True):
 
 
 _LIMITS: Final = "docs/security/limits.md#what-of-the-host-shows"
+_SENTRY: Final = "docs/security/limits.md#of-the-gvisor-rung"
 ALLOWED: Final[dict[str, tuple[Leak, ...]]] = {
     "container": (
         Leak("uname-release", "the kernel is shared, and uname needs no privilege to say which", _LIMITS),
         Leak("clock-boottime", "a time namespace would hide it and costs each slot a clone more", _LIMITS),
         Leak("statfs-of-the-interpreter", "read-only binds show the size of the disk behind them", _LIMITS),
         Leak("cpu-count", "the affinity mask is that of the host; the share is a quota", _LIMITS),
+    ),
+    "gvisor": (
+        Leak("uname-release", "it is the sentry's own, the same on every host", _SENTRY),
+        Leak("clock-boottime", "the sentry's clock began with the template, not with the host", _SENTRY),
+        Leak("cpu-count", "the sentry shows as many processors as the host has", _SENTRY),
+        Leak(
+            "dlopen-copied-library",
+            "no sentry applies noexec to mappings; what is mapped meets the same sentry",
+            _SENTRY,
+        ),
     ),
 }
 

@@ -106,7 +106,8 @@ class Launcher:
             with leash, birth[0]:
                 return self._save(leash, birth[0], pidfd)
         finally:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             _wait(pidfd, _BOOT_SECONDS)
             os.close(pidfd)
             shutil.rmtree(root, ignore_errors=True)
