@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 PUBLIC = "93.184.216.34"
 OTHER = "93.184.216.35"
@@ -128,7 +128,7 @@ class World:
         assert self.process.stdout is not None
         self.process.stdout.close()
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -173,7 +173,7 @@ class Forwarder:
         self._listener.close()
         self._thread.join(10)
 
-    def __enter__(self) -> Forwarder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -277,7 +277,7 @@ class _Http:
         keep = fields.get("connection", "").lower() != "close"
         if path.startswith("/ws") and fields.get("upgrade", "").lower() == "websocket":
             key = fields.get("sec-websocket-key", "") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-            accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()  # noqa: S324 - RFC 6455
+            accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
             writer.write(
                 f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                 f"Sec-WebSocket-Accept: {accept}\r\n\r\n".encode()

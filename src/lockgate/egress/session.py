@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -43,6 +44,7 @@ _CANARY: Final = Verdict(False, "canary", None, "a planted value was about to le
 _LOST: Final = Verdict(False, "gateway_failed", None, "rows cannot be stored")
 _ANSWER_SECONDS: Final = 10.0
 _SEARCHED: Final = 64 * 1024
+_SECRETS: Final = re.compile(rb"(?i)auth|cookie|key|token|secret|passw|credential|bearer")
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +139,7 @@ class Session:
             denied.verdict,
             destination=None if denied.endpoint is None else str(denied.endpoint),
             peer=self.peer,
-            raw=raw if denied.endpoint is None or denied.verdict.severity == 5 else b"",
+            raw=_before_secrets(raw) if denied.endpoint is None else b"",
             **denied.facts,
         )
         if stored is None:
@@ -410,6 +412,12 @@ _cuts: Final[set[asyncio.Task[None]]] = set()
 async def _row_of_cut(recorder: Recorder, who: Who, refusal: Refusal, destination: str, peer: str) -> None:
     kind: Kind = "budget" if refusal.reason == "byte_budget" else "connect"
     await recorder.deny(who, kind, verdict_of(refusal), destination=destination, peer=peer)
+
+
+def _before_secrets(raw: bytes) -> bytes:
+    """Return the start of a malformed head, up to where a credential may stand: no row holds one."""
+    found = _SECRETS.search(raw)
+    return raw if found is None else raw[: found.start()]
 
 
 def _leaving(head: Head) -> tuple[bytes, ...]:
