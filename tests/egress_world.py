@@ -1,420 +1,297 @@
-"""A small internet of its own for the gateway: a network namespace with public addresses on its loopback.
+"""A small internet in a network namespace: public addresses on its loopback, an authoritative DNS server, web servers.
 
-In it run a nameserver (dnspython) that answers what the test says, TLS and plain HTTP servers that tell what they got,
-servers on addresses that nobody may reach, and the real gateway with its audit writer. Only the gateway's unix sockets
-lead in. Started as a script, this file is that inside; imported, it is the handle a test holds.
+`World(directory)` starts it as a program of its own (this file), so that nothing of it is in the tests' process:
+
+    with World(tmp_path) as world:
+        world.zone({"api.allowed.example": ["93.184.216.34"]})
+        subprocess.run([*world.enter, "curl", ...])
+
+Rule 1: real parts: dnspython answers on 127.0.0.1:5300 (UDP and TCP), trustme signs, http.server serves.
+Rule 2: no packet leaves: the namespace has loopback only. It ends with the test's process, whatever happens to that.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import contextlib
-import hashlib
+import http.server
 import json
 import os
-import queue
-import shutil
+import select
 import socket
+import socketserver
 import ssl
-import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
-PUBLIC = "93.184.216.34"
-OTHER = "93.184.216.35"
-PUBLIC6 = "2606:2800:220:1::1"
-PRIVATE = "10.0.0.5"
-METADATA = "169.254.169.254"
-NAMESERVER = "127.0.0.1@5300"
-NAMES = ("api.allowed.example", "*.wild.example", "plain.example", "other.example", "git.corp.example", "evil.test")
-POLICY = """[egress]
-allow = ["api.allowed.example:443", "*.wild.example:443", "plain.example:80"]
-"""
+DNS_PORT = 5300
+NETWORK_4 = "93.184.216.0"
+NETWORK_6 = "2606:2800:220:1::"
+ADDRESS = "93.184.216.34"
+ADDRESS_6 = "2606:2800:220:1::34"
+TLS_PORTS = (443, 8443)
+NAMES = ("*.allowed.example", "allowed.example", "*.wild.example", "*.partner.example", "evil.test", "*.evil.test")
 
 
 class World:
-    """A running world.
+    """The running world.
 
-    Args:
-        folder: where the audit file and the certificates go.
-        policy: TOML text.
-        answers: name to addresses, for A and AAAA alike; a list of lists is one answer after the other.
-        options: for `lockgate.egress.launch.start`.
+    Attributes:
+        enter: argv prefix that runs a program in it.
+        ca: PEM file of the authority that signed its servers.
+        www: files of host H lie under www/H/.
+        nameserver: what to give a gateway.
 
     """
 
-    def __init__(
-        self, folder: Path, policy: str = POLICY, answers: dict[str, Any] | None = None, **options: Any
-    ) -> None:
-        unshare = shutil.which("unshare")
-        if unshare is None:
-            raise RuntimeError("unshare (util-linux) is missing")
-        argv = [unshare, "--net"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [*argv, "--", sys.executable, "-I", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None,
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.www = directory / "www"
+        self.www.mkdir(parents=True)
+        self.ca = directory / "ca.pem"
+        self.nameserver = f"127.0.0.1@{DNS_PORT}"
+        self.zone({})
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._lines: queue.Queue[bytes] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        assert self._process.stdout is not None
         try:
-            told = self.ask(op="start", folder=str(folder), policy=policy, answers=answers or {}, options=options)
+            assert select.select([self._process.stdout], [], [], 60)[0], "the world did not come up"
+            self.ready: dict[str, Any] = json.loads(self._process.stdout.readline())
         except BaseException:
             self.close()
             raise
-        self.control: str = told["control"]
-        self.data: str = told["data"]
-        self.pid: int = told["pid"]
-        self.writer_pid: int = told["writer_pid"]
-        self.audit = folder / "egress.db"
-        self.ca = folder / "world-ca.pem"
+        pid = str(self._process.pid)
+        flags = ["-n"] if os.getuid() == 0 else ["-U", "-n", "--preserve-credentials"]
+        self.enter = ["nsenter", "-t", pid, *flags]
+        self.pid = self._process.pid
 
-    def ask(self, **words: Any) -> Any:
-        """Send one command and return its answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(words).encode() + b"\n")
-        self.process.stdin.flush()
-        try:
-            line = self._lines.get(timeout=90)
-        except queue.Empty:
-            raise TimeoutError("the world does not answer") from None
-        if not line:
-            raise RuntimeError(f"the world ended with {self.process.wait(10)}")
-        answer = json.loads(line)
-        if "failed" in answer:
-            raise RuntimeError(answer["failed"])
-        return answer["value"]
+    def __enter__(self) -> Self:
+        return self
 
-    def answers(self, name: str, *sets: list[str]) -> None:
-        """Let the nameserver answer `name` with these sets of addresses, one after the other; the last one stays."""
-        self.ask(op="answers", name=name, sets=list(sets))
-
-    def alias(self, name: str, target: str) -> None:
-        """Let the nameserver answer `name` with an alias and the addresses of `target`, in one answer."""
-        self.ask(op="alias", name=name, target=target)
-
-    def questions(self) -> list[tuple[str, str, str]]:
-        """What the nameserver was asked so far: (name as sent, type, "udp" or "tcp")."""
-        return [tuple(one) for one in self.ask(op="questions")]
-
-    def got(self, place: str) -> dict[str, int]:
-        """Connections and bytes that a server got: "https", "http", "other", "loopback", "private", "metadata"."""
-        return self.ask(op="got", place=place)
-
-    def rows(self) -> list[Any]:
-        """All rows so far."""
-        from lockgate.audit import reader
-
-        return list(reader.tail(self.audit, 10_000))
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
-        """End everything in it."""
-        assert self.process.stdin is not None
+        """End it."""
+        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.close()
+            self._process.stdin.close()
         try:
-            self.process.wait(30)
+            self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(30)
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def zone(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Say what the DNS server knows: addresses of a name, or one "CNAME target"; "SERVFAIL"; else NXDOMAIN."""
+        fresh = self.directory / "zone.new"
+        fresh.write_text(json.dumps({name.lower(): list(values) for name, values in names.items()}))
+        fresh.rename(self.directory / "zone.json")
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def queries(self) -> list[str]:
+        """Every name that was asked for, with its type: "api.allowed.example A"."""
+        return _lines(self.directory / "queries.log")
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put(b"")
+    def requests(self) -> list[str]:
+        """Every HTTP request: "https api.allowed.example GET /path"."""
+        return _lines(self.directory / "requests.log")
 
-
-class Forwarder:
-    """A proxy port on our own loopback that hands each connection to the gateway, as `egress run` does."""
-
-    def __init__(self, data: str, token: str, *, copy: bool = False) -> None:
-        self._data = data
-        self._token = token
-        self._copy = copy
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        from lockgate.egress.preface import preface
-
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with client, socket.socket(socket.AF_UNIX) as gateway, contextlib.suppress(OSError):
-                gateway.connect(self._data)
-                socket.send_fds(gateway, [preface(self._token)], [client.fileno()])
-
-    def close(self) -> None:
-        """Stop accepting."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(10)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def page(self, host: str, path: str, body: str | bytes) -> None:
+        """Put a file on a server."""
+        place = self.www / host / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(body.encode() if isinstance(body, str) else body)
 
 
-# ---- inside -----------------------------------------------------------------------------------------------------
-class _Nameserver:
-    """Authoritative for everything: answers what the test says, NXDOMAIN for the rest."""
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
-    def __init__(self) -> None:
-        self.sets: dict[str, list[list[str]]] = {}
-        self.aliases: dict[str, str] = {}
-        self.seen: list[tuple[str, str, str]] = []
-        self.turn: dict[tuple[str, str], int] = {}
-        self.big = False
-        self.mute: set[str] = set()
-        self.fail: set[str] = set()
 
-    def reply(self, wire: bytes, how: str) -> bytes | None:
-        import dns.flags
-        import dns.message
-        import dns.rcode
-        import dns.rdatatype
-        import dns.rrset
+class _Log:
+    """Appends lines; each write(2) is one line."""
 
-        question = dns.message.from_wire(wire)
-        name = question.question[0].name.to_text()
-        kind = dns.rdatatype.to_text(question.question[0].rdtype)
-        self.seen.append((name, kind, how))
-        plain = name.rstrip(".").lower()
-        if plain in self.mute:
-            return None
-        reply = dns.message.make_response(question)
-        reply.flags |= dns.flags.AA
-        if plain in self.fail:
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __call__(self, line: str) -> None:
+        os.write(self._fd, line.encode("ascii", "backslashreplace") + b"\n")
+
+
+def _answer(wire: bytes, directory: Path, log: _Log) -> bytes | None:
+    import dns.flags
+    import dns.message
+    import dns.rcode
+    import dns.rdatatype
+    import dns.rrset
+
+    try:
+        query = dns.message.from_wire(wire)
+        question = query.question[0]
+    except Exception:
+        return None
+    name = question.name.to_text(omit_final_dot=True).lower()
+    kind = dns.rdatatype.to_text(question.rdtype)
+    log(f"{name} {kind}")
+    reply = dns.message.make_response(query)
+    reply.flags |= dns.flags.AA | dns.flags.RA
+    zone = json.loads((directory / "zone.json").read_text())
+    for _ in range(8):
+        values = zone.get(name)
+        if values is None:
+            reply.set_rcode(dns.rcode.NXDOMAIN)
+            break
+        if values == ["SERVFAIL"]:
             reply.set_rcode(dns.rcode.SERVFAIL)
-            return reply.to_wire()
-        if self.big and how == "udp":
-            reply.flags |= dns.flags.TC
-            return reply.to_wire()
-        owner, hops = plain, 0
-        while owner in self.aliases and hops < 20:
-            reply.answer.append(dns.rrset.from_text(owner + ".", 60, "IN", "CNAME", self.aliases[owner] + "."))
-            owner, hops = self.aliases[owner], hops + 1
-        if owner not in self.sets:
-            reply.set_rcode(dns.rcode.NXDOMAIN if owner == plain else dns.rcode.NOERROR)
-            return reply.to_wire(max_size=65535)
-        sets = self.sets[owner]
-        turn = self.turn.get((owner, kind), 0)
-        self.turn[owner, kind] = turn + 1
-        chosen = [one for one in sets[min(turn, len(sets) - 1)] if (":" in one) == (kind == "AAAA")]
-        if chosen:
-            reply.answer.append(dns.rrset.from_text(owner + ".", 60, "IN", kind, *chosen))
-        return reply.to_wire(max_size=65535)
+            break
+        if values and values[0].startswith("CNAME "):
+            target = values[0].removeprefix("CNAME ")
+            reply.answer.append(dns.rrset.from_text(name + ".", 1, "IN", "CNAME", target + "."))
+            name = target
+            continue
+        wanted = [one for one in values if (":" in one) is (kind == "AAAA")] if kind in ("A", "AAAA") else []
+        if wanted:
+            reply.answer.append(dns.rrset.from_text(name + ".", 1, "IN", kind, *wanted))
+        break
+    return reply.to_wire()
 
 
-class _Udp(asyncio.DatagramProtocol):
-    def __init__(self, server: _Nameserver) -> None:
-        self.server = server
+def _serve_dns(directory: Path, log: _Log) -> None:
+    class Udp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            data, sock = self.request
+            reply = _answer(data, directory, log)
+            if reply is not None:
+                sock.sendto(reply, self.client_address)
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
+    class Tcp(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while len(head := self.rfile.read(2)) == 2:
+                reply = _answer(self.rfile.read(int.from_bytes(head)), directory, log)
+                if reply is None:
+                    return
+                self.wfile.write(len(reply).to_bytes(2) + reply)
 
-    def datagram_received(self, data: bytes, addr: Any) -> None:
-        reply = self.server.reply(data, "udp")
-        if reply is not None:
-            self.transport.sendto(reply, addr)
+    class UdpServer(socketserver.ThreadingUDPServer):
+        daemon_threads = True
 
+    class TcpServer(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
 
-class _Http:
-    """Answers HTTP/1.1 with what it got; counts."""
-
-    def __init__(self) -> None:
-        self.got = {"connections": 0, "bytes": 0, "requests": 0}
-        self.seen: list[str] = []
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.got["connections"] += 1
-        try:
-            while await self._one(reader, writer):
-                pass
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            writer.close()
-
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.got["bytes"] += len(head)
-        self.got["requests"] += 1
-        self.seen.append(head.decode("latin-1"))
-        lines = head[:-4].split(b"\r\n")
-        method, path, _ = lines[0].decode("latin-1").split(" ")
-        fields = {
-            line.partition(b":")[0].decode("latin-1").lower(): line.partition(b":")[2].strip().decode("latin-1")
-            for line in lines[1:]
-        }
-        body = await reader.readexactly(int(fields.get("content-length", "0")))
-        self.got["bytes"] += len(body)
-        keep = fields.get("connection", "").lower() != "close"
-        if path.startswith("/ws") and fields.get("upgrade", "").lower() == "websocket":
-            key = fields.get("sec-websocket-key", "") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-            accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
-            writer.write(
-                f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                f"Sec-WebSocket-Accept: {accept}\r\n\r\n".encode()
-            )
-            while data := await reader.read(65536):
-                self.got["bytes"] += len(data)
-                writer.write(data)
-                await writer.drain()
-            return False
-        told = json.dumps({"method": method, "path": path, "fields": fields, "body": len(body)}).encode()
-        status = "200 OK"
-        more = ""
-        if path.startswith("/big/"):
-            told = b"x" * int(path.rpartition("/")[2])
-        elif path.startswith("/redirect"):
-            status, more = "302 Found", "Location: https://evil.test/\r\n"
-        elif path.startswith("/forged"):
-            more = "x-lockgate-reason: ok\r\n"
-        if path.startswith("/chunked"):
-            writer.write(f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n{more}\r\n".encode())
-            for piece in (told[:7], told[7:]):
-                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-                await writer.drain()
-            writer.write(b"0\r\n\r\n")
-        elif path.startswith("/until-close"):
-            writer.write(f"HTTP/1.1 {status}\r\n\r\n".encode() + told)
-            await writer.drain()
-            return False
-        elif path.startswith("/confused"):
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
-        else:
-            writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(told)}\r\n{more}\r\n".encode())
-            if method != "HEAD":
-                writer.write(told)
-        await writer.drain()
-        return keep
+    for server in (UdpServer(("127.0.0.1", DNS_PORT), Udp), TcpServer(("127.0.0.1", DNS_PORT), Tcp)):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
-async def _inside() -> None:
+def _serve_web(directory: Path, log: _Log) -> None:
     import trustme
 
-    from lockgate.egress import launch
-    from lockgate.kernel import netlink
-    from lockgate.policy.egress_load import spec_of_text
-
-    netlink.loopback_up()
-    for address in (PUBLIC, OTHER, PRIVATE, METADATA):
-        netlink.deliver_here(socket.inet_aton(address), 32)
-    with contextlib.suppress(OSError):  # a host without IPv6
-        netlink.deliver_here(socket.inet_pton(socket.AF_INET6, PUBLIC6), 128)
     authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(directory / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
-    authority.issue_cert(*NAMES, PRIVATE).configure_cert(context)
-    wrong = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("somebody-else.example").configure_cert(wrong)
+    authority.issue_cert(*NAMES).configure_cert(context)
 
-    nameserver = _Nameserver()
-    loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(lambda: _Udp(nameserver), local_addr=("127.0.0.1", 5300))
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
 
-    async def over_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            size = struct.unpack("!H", await reader.readexactly(2))[0]
-            reply = nameserver.reply(await reader.readexactly(size), "tcp")
-            if reply is not None:
-                writer.write(struct.pack("!H", len(reply)) + reply)
-                await writer.drain()
-        writer.close()
+        def translate_path(self, path: str) -> str:
+            host = self.headers.get("Host", "").partition(":")[0].lower()
+            plain = path.partition("?")[0].lstrip("/")
+            place = directory / "www" / host / plain
+            return str(place if ".." not in plain and "/" not in host else directory / "nothing")
 
-    servers = [await asyncio.start_server(over_tcp, "127.0.0.1", 5300)]
-    places: dict[str, _Http] = {}
-    for place, address, port, tls in (
-        ("https", PUBLIC, 443, context),
-        ("http", PUBLIC, 80, None),
-        ("other", OTHER, 443, wrong),
-        ("loopback", "127.0.0.1", 80, None),
-        ("loopback-tls", "127.0.0.1", 443, context),
-        ("metadata", METADATA, 80, None),
-        ("metadata-tls", METADATA, 443, context),
-        ("private", PRIVATE, 443, context),
-    ):
-        places[place] = _Http()
-        servers.append(await asyncio.start_server(places[place].serve, address, port, ssl=tls, limit=1 << 20))
-    lines = asyncio.StreamReader(limit=1 << 22)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    gateway: launch.Gateway | None = None
-    try:
-        while line := await lines.readline():
-            words = json.loads(line)
-            value: Any = None
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def parse_request(self) -> bool:
+            good = super().parse_request()
+            if good:
+                scheme = "https" if isinstance(self.connection, ssl.SSLSocket) else "http"
+                log(f"{scheme} {self.headers.get('Host', '')} {self.command} {self.path}")
+            return good
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128
+        tls = False
+
+        def finish_request(self, request: Any, client_address: Any) -> None:
+            request.settimeout(60)
+            if self.tls:
+                try:
+                    request = context.wrap_socket(request, server_side=True)
+                except (OSError, ssl.SSLError):
+                    return
             try:
-                if words["op"] == "start":
-                    folder = Path(words["folder"])
-                    (folder / "world-ca.pem").write_bytes(authority.cert_pem.bytes())
-                    for name, found in words["answers"].items():
-                        nameserver.sets[name] = found if found and isinstance(found[0], list) else [found]
-                    gateway = await asyncio.to_thread(
-                        launch.start,
-                        spec_of_text(words["policy"]),
-                        folder / "egress.db",
-                        nameservers=(NAMESERVER,),
-                        ca_file=str(folder / "world-ca.pem"),
-                        output=2,
-                        **words["options"],
-                    )
-                    value = {
-                        "control": gateway.control,
-                        "data": gateway.data,
-                        "pid": gateway.pid,
-                        "writer_pid": gateway.writer_pid,
-                    }
-                elif words["op"] == "answers":
-                    nameserver.sets[words["name"]] = words["sets"]
-                    nameserver.turn.clear()
-                elif words["op"] == "alias":
-                    nameserver.aliases[words["name"]] = words["target"]
-                elif words["op"] == "set":
-                    setattr(
-                        nameserver, words["what"], set(words["to"]) if isinstance(words["to"], list) else words["to"]
-                    )
-                elif words["op"] == "questions":
-                    value = nameserver.seen
-                elif words["op"] == "got":
-                    value = places[words["place"]].got
-                elif words["op"] == "seen":
-                    value = places[words["place"]].seen
-            except Exception as error:
-                print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), flush=True)
-                continue
-            print(json.dumps({"value": value}), flush=True)
-    finally:
-        if gateway is not None:
-            await asyncio.to_thread(gateway.close)
-        for server in servers:
-            server.close()
+                super().finish_request(request, client_address)
+            except (OSError, ssl.SSLError):
+                pass
+            finally:
+                if self.tls:
+                    request.close()
+
+    class SixServer(Server):
+        address_family = socket.AF_INET6
+
+        def server_bind(self) -> None:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            super().server_bind()
+
+    for port in (80, *TLS_PORTS):
+        for kind, address in ((Server, "0.0.0.0"), (SixServer, "::")):
+            try:
+                server = kind((address, port), Handler)
+            except OSError:
+                if kind is SixServer:
+                    continue  # a kernel without IPv6
+                raise
+            server.tls = port != 80
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def main() -> None:
+    """Be the world until stdin ends."""
+    from lockgate.kernel import netlink, process_unsafe
+
+    directory = Path(sys.argv[1])
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        process_unsafe.unshare(process_unsafe.NEWNET)
+    else:
+        process_unsafe.unshare(process_unsafe.NEWUSER | process_unsafe.NEWNET)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    netlink.loopback_up()
+    netlink.deliver_here(socket.inet_aton(NETWORK_4), 24)
+    six = True
+    try:
+        netlink.deliver_here(socket.inet_pton(socket.AF_INET6, NETWORK_6), 64)
+    except OSError:
+        six = False
+    _serve_dns(directory, _Log(directory / "queries.log"))
+    _serve_web(directory, _Log(directory / "requests.log"))
+    sys.stdout.write(json.dumps({"ipv6": six}) + "\n")
+    sys.stdout.flush()
+    while os.read(0, 4096):
+        pass
 
 
 if __name__ == "__main__":
-    asyncio.run(_inside())
+    main()
