@@ -50,6 +50,13 @@ def run_command(
     audit: Annotated[
         Path | None, typer.Option("--audit", help="Audit file of the gateway that is started here.")
     ] = None,
+    nameserver: Annotated[
+        list[str] | None,
+        typer.Option("--nameserver", metavar="ADDRESS[@PORT]", help="Whom the gateway asks; default: the system's."),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="More authorities that destinations may be signed by, PEM.")
+    ] = None,
     agent: Annotated[str, typer.Option("--agent", help="Named in the rows.")] = "egress-run",
     tool: Annotated[str, typer.Option("--tool", help="Named in the rows; default: the command's name.")] = "",
     user: Annotated[str | None, typer.Option("--user", help="Run the command as this user (root only).")] = None,
@@ -82,10 +89,10 @@ def run_command(
     if allow or report:
         mode = "report" if report else spec.mode
         spec = msgspec.structs.replace(spec, allow=(*spec.allow, *(allow or ())), mode=mode)
-    if gateway is not None and (config is not None or allow or report or audit is not None):
+    if gateway is not None and (config is not None or allow or report or nameserver or ca or audit):
         raise ConfigError(
             "--gateway names a gateway that has its policy and its audit file already",
-            next_step="leave out --config, --allow, --report and --audit",
+            next_step="leave out --config, --allow, --report, --nameserver, --ca and --audit",
         )
     uid, gid, home = _user(user)
     names = (*confine.INHERITED, *(confine.variable_name(one) for one in passed or ()))
@@ -99,7 +106,11 @@ def run_command(
             control, place = _control(gateway), None
         else:
             place = audit or _audit_file(who.run)
-            started = stack.enter_context(launch.start(spec, place))
+            started = stack.enter_context(
+                launch.start(
+                    spec, place, nameservers=nameserver or None, ca_file=str(ca.absolute()) if ca is not None else None
+                )
+            )
             control = started.control
             for warning in EgressPolicy.of(spec).warnings:
                 note(f"warning: {warning.entry}: {warning.text}", style="yellow")
