@@ -40,6 +40,9 @@ _U32: Final = struct.Struct("<I")
 _OK, _REFUSED, _FAILED = 0, 0xFFFFFFFF, 0xFFFFFFFE  # -1: nobody there; -2: it failed
 _RESULT_SLACK: Final = 256 * 1024  # error, names, punctuation; the supervisor holds each of them to its own cap
 _ESCAPED: Final = 6  # a control character takes six bytes in JSON
+# A buffered file of CPython 3.14 and later takes so much before it writes: what code believes to have written stays
+# within the disk bound too.
+_UNWRITTEN: Final = 128 * 1024
 _REQUEST, _SOURCE, _GO, _RESULT = b"Q", b"S", b"G", b"R"
 _NS: Final = 1_000_000_000
 
@@ -111,6 +114,10 @@ class Alarm:
                 self._changed.wait(left)
 
 
+def _room(limits: Limits) -> tuple[int, int]:
+    return limits.disk - min(_UNWRITTEN, limits.disk // 8), limits.inodes
+
+
 class Core:
     """A guest with its world, before anything ran in it; `Instance` and the image's maker stand on it.
 
@@ -142,7 +149,8 @@ class Core:
         tree = Tree(lambda: clock(0))
         self._archive = mmap.mmap(stdlib, 0, access=mmap.ACCESS_READ)
         tree.place_file(STDLIB_PATH, memoryview(self._archive))
-        tree.place(RUN_DIR, Quota(limits.disk, limits.inodes))
+        self._quota = Quota(*_room(limits))
+        tree.place(RUN_DIR, self._quota)
         self.wasi = Wasi(tree, ENVIRONMENT, output=output, clock=clock, entropy=entropy, sleep=self._sleep)
         for name, function in self.wasi.functions().items():
             result = name not in guest_abi.NO_RESULT
@@ -150,6 +158,11 @@ class Core:
         self.guest.define(*guest_abi.DOOR, guest_abi.DOOR_PARAMS, self._door)
         self.guest.instantiate()
         self.wasi.memory = self.guest.memory
+
+    def limit(self, limits: Limits) -> None:
+        """Hold the guest to other limits from now on; what it has already stays its own."""
+        self.guest.limit(limits.memory)
+        self._quota.disk, self._quota.inodes = _room(limits)
 
     def turn(self, code: bytes) -> int:
         """Let the guest execute `code` in its __main__; returns 0, 1 after an exception, n after sys.exit(n).
@@ -236,7 +249,7 @@ class Instance(Core):
     ) -> None:
         super().__init__(cwasm, stdlib, limits, output=output, clock=real_clock, entropy=os.urandom)
         image_unsafe.restore(self.guest.memory, image)
-        self._alarm = Alarm(self.guest.strike)
+        self._alarm: Alarm | None = None
         self._relay = relay
         self._state: Literal["new", "ready", "source", "staged", "running", "over"] = "new"
         self._source = b""
@@ -251,6 +264,7 @@ class Instance(Core):
             EngineError: the guest failed at it.
 
         """
+        self._alarm = Alarm(self.guest.strike)  # here, so that whoever gives up rights before has given up its too
         try:
             code = self.turn(_PREPARE)
         except (Trapped, Exit, GuestBroke, OutOfBounds) as error:
@@ -279,7 +293,8 @@ class Instance(Core):
         if seconds is not None:
             self.deadline = time.monotonic() + seconds
             self.guest.arm()
-            self._alarm.set(self.deadline)
+            if self._alarm is not None:
+                self._alarm.set(self.deadline)
         try:
             code = self.turn(_SERVE)
         except _Over:
@@ -293,7 +308,8 @@ class Instance(Core):
             raise GuestBroke("a message lies outside the guest's memory") from None
         finally:
             self._state = "over"
-            self._alarm.set(None)
+            if self._alarm is not None:
+                self._alarm.set(None)
         return Finished(result=None, stopped="exit", exit_code=code & 0xFF)
 
     def cap(self, kind: bytes) -> int:

@@ -15,7 +15,6 @@ Sources: wasmtime.h and wasmtime/{config,func,linker,memory,store,trap}.h of the
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -24,17 +23,16 @@ from typing import Any, Final
 import wasmtime
 from wasmtime import _ffi as _typed
 
-from lockgate.runtimes.wasm import guest_abi
+from lockgate.runtimes.wasm import artifacts, guest_abi
 
 ffi: Any = _typed
-WASM_STACK: Final = 8 << 20
-_ASYNC_STACK: Final = WASM_STACK + (1 << 20)
+_pointer: Any = ctypes.POINTER
+
+
 _I32: Final = 0xFFFFFFFF
 _I64: Final = 0xFFFFFFFFFFFFFFFF
 _RESERVED: Final = 1 << 32  # the addresses that the engine keeps for one memory of 32 bits
 _FAR: Final = 1 << 30  # ticks; nobody gets there
-# What the machine code depends on. The digest is part of the cache's name; the same at build and at load.
-SETTINGS: Final = f"epoch_interruption=1 max_wasm_stack={WASM_STACK} async_stack={_ASYNC_STACK} opt=speed"
 
 
 class EngineError(Exception):
@@ -54,17 +52,12 @@ class Trapped(Exception):
         self.detail = detail
 
 
-def engine_version() -> str:
-    """Return the full version of the installed engine ("50.0.1")."""
-    return importlib.metadata.version("wasmtime")
-
-
 def new_engine() -> wasmtime.Engine:
     """Return an engine with this rung's settings."""
     config = wasmtime.Config()
     config.epoch_interruption = True
-    ffi.wasmtime_config_async_stack_size_set(config.ptr(), _ASYNC_STACK)
-    config.max_wasm_stack = WASM_STACK
+    ffi.wasmtime_config_async_stack_size_set(config.ptr(), artifacts.ASYNC_STACK)
+    config.max_wasm_stack = artifacts.WASM_STACK
     return wasmtime.Engine(config)
 
 
@@ -196,12 +189,16 @@ class Guest:
         self._module = module
         self._linker = wasmtime.Linker(engine)
         self._store = wasmtime.Store(engine)
-        self._store.set_limits(memory_size=memory_limit, instances=1, memories=1, tables=1)
+        self.limit(memory_limit)
         self._store.set_epoch_deadline(_FAR)
         self._kept: list[object] = []  # callbacks must live as long as the linker
         self._functions: dict[str, Any] = {}
         self.failure: BaseException | None = None
         self._slots = (ffi.wasmtime_val_raw_t * 4)()
+
+    def limit(self, memory: int) -> None:
+        """Refuse growth past `memory` bytes from now on; below the present size it refuses all growth."""
+        self._store.set_limits(memory_size=memory, instances=1, memories=1, tables=1)
 
     def define(self, module: str, name: str, params: str, function: Function, *, result: bool = True) -> None:
         """Give the guest a function: `params` is one letter a parameter, i = u32, I = u64; it returns a u32."""
@@ -277,7 +274,7 @@ class Guest:
         for n, value in enumerate(args):
             slots[n].i64 = 0
             slots[n].i32 = ctypes.c_int32(value & _I32).value
-        trap: Any = ctypes.POINTER(ffi.wasm_trap_t)()
+        trap: Any = _pointer(ffi.wasm_trap_t)()
         error = ffi.wasmtime_func_call_unchecked(
             self._store._context(),  # noqa: SLF001 - see the module's docstring
             ctypes.byref(self._functions[name]._func),  # noqa: SLF001 - the same
@@ -328,5 +325,6 @@ def _forget(trap: Any, error: Any) -> None:
 def _explain(trap: Any) -> Trapped:
     made: Any = wasmtime.Trap._from_ptr(trap)  # noqa: SLF001 - see the module's docstring
     code = made.trap_code
-    detail = str(made).partition("wasm backtrace")[0].strip()
+    name = "" if code is None else code.name.lower().replace("_", " ")
+    detail = name or str(made).rpartition("\n")[2].strip()
     return Trapped("time" if code == wasmtime.TrapCode.INTERRUPT else "trap", detail[:500])

@@ -332,7 +332,7 @@ class Tree:
         self._touch(where)
 
     def unlink(self, start: Directory, path: bytes) -> None:
-        """Take a file away, as unlink(2) does."""
+        """Take a file away, as the system call does."""
         where, name = self.slot(start, path)
         found = where.entries.get(name)
         if found is None:
@@ -342,7 +342,7 @@ class Tree:
         self._drop(where, name, found, self._quota(where))
 
     def rename(self, start: Directory, old: bytes, start_new: Directory, new: bytes) -> None:
-        """Move something within the run's own directory, as rename(2) does."""
+        """Move something within the run's own directory, as the system call does."""
         where, name = self.slot(start, old, directory=True)
         target, target_name = self.slot(start_new, new, directory=True)
         moved = where.entries.get(name)

