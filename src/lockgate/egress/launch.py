@@ -42,7 +42,7 @@ class Gateway:
     Attributes:
         control: path of the control socket. data: path of the data socket. directory: holds both.
         pid: of the gateway. writer_pid: of its audit writer.
-        pidfd: readable when the gateway ended.
+        pidfd, writer_pidfd: readable when one of them ended.
 
     """
 
@@ -58,6 +58,7 @@ class Gateway:
         self.pid = gateway.pid
         self.writer_pid = writer.pid
         self.pidfd = os.pidfd_open(gateway.pid)
+        self.writer_pidfd = os.pidfd_open(writer.pid)
 
     def exited(self) -> int | None:
         """Return the gateway's exit status, None while it lives."""
@@ -74,7 +75,8 @@ class Gateway:
                 process.wait(CLOSE_SECONDS)
         if self.pidfd >= 0:
             os.close(self.pidfd)
-            self.pidfd = -1
+            os.close(self.writer_pidfd)
+            self.pidfd = self.writer_pidfd = -1
         _remove(self.directory)
 
     def __enter__(self) -> Self:
@@ -201,6 +203,8 @@ def _directory(wanted: str | Path | None) -> str:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.stat()
+        if found.st_uid == os.geteuid():
+            _clear_stale(path)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or any(path.iterdir()):
             raise ConfigError(
                 f"the directory {str(path)!r} is not ours alone, or not empty",
@@ -211,6 +215,28 @@ def _directory(wanted: str | Path | None) -> str:
             f"the directory {str(path)!r} cannot be made ({error.strerror})", next_step="name a place of yours"
         ) from None
     return str(path)
+
+
+def _clear_stale(path: Path) -> None:
+    """Remove sockets that a killed gateway left behind: those on which nobody listens any more.
+
+    Raises:
+        ConfigError: a gateway runs there.
+
+    """
+    for name in (DATA, CONTROL):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+            try:
+                sock.settimeout(1.0)
+                sock.connect(str(path / name))
+            except ConnectionRefusedError:
+                (path / name).unlink()
+            except OSError:
+                continue
+            else:
+                raise ConfigError(
+                    f"a gateway runs in {str(path)!r} already", next_step="use it, or name another --directory"
+                )
 
 
 def _listener(path: Path) -> socket.socket:
