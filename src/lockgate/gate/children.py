@@ -1,4 +1,4 @@
-"""The three processes beside the agent: audit writer, broker, supervisor.
+"""The processes beside the agent: audit writer, broker, supervisor, and the alerter where one is wanted.
 
 Rule 1: each starts with an empty environment, stdin from /dev/null, a session of its own, and exactly the descriptors
         named in its argv (C6). Ctrl-C in a terminal reaches the agent alone, which then ends them in order.
@@ -115,15 +115,25 @@ class Children:
     """Starts the three and holds our ends.
 
     Args:
-        config: descriptor of the validated configuration, inherited by the broker and closed here.
+        config: descriptor of the validated configuration, inherited by broker and alerter and closed here.
         base: directory of the configuration, the broker's working directory.
         audit_path: the audit database. settings: the supervisor's settings, JSON.
         log: file descriptor that also takes what they print, -1 for none.
+        alerts: whether the configuration asks for an alerter.
+
+    Attributes:
+        alerter: follows the audit log and tells the sinks; None where nothing was asked for.
+        life: our end of the alerter's life line.
 
     """
 
-    def __init__(self, *, config: int, base: str, audit_path: str, settings: str, log: int) -> None:
+    def __init__(
+        self, *, config: int, base: str, audit_path: str, settings: str, log: int, alerts: bool = False
+    ) -> None:
         self.log = log
+        self._audit_path = audit_path
+        self.alerter: Child | None = None
+        self.life: socket.socket | None = None
         self.all: list[Child] = []
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             theirs.callback(os.close, config)
@@ -164,7 +174,23 @@ class Children:
                 "/",
                 {"--agent-fd": supervisor_agent, "--broker-fd": supervisor_broker, "--settings": settings},
             )
+            if alerts:
+                self.start_alerter(config)
+                ours.callback(self.close_life)
             ours.pop_all()
+
+    def start_alerter(self, config: int) -> Child:
+        """Start the alerter, or a new one in the place of one that ended. `config` stays the caller's."""
+        self.close_life()
+        self.life, theirs = socket.socketpair()
+        with contextlib.closing(theirs):
+            options: dict[str, socket.socket | str] = {
+                "--life": theirs,
+                "--audit": self._audit_path,
+                "--config": f"/proc/self/fd/{config}",
+            }
+            self.alerter = self._start("alerter", "lockgate.alerts", "/", options, config)
+        return self.alerter
 
     def _start(self, name: str, module: str, cwd: str, options: dict[str, socket.socket | str], *more: int) -> Child:
         argv = ["-m", module]
@@ -183,7 +209,13 @@ class Children:
         """Kill what still lives, reap all, let go of our descriptors. Idempotent."""
         self.to_broker.close()
         self.to_supervisor.close()
+        self.close_life()
         self._end_all()
+
+    def close_life(self) -> None:
+        """End the alerter's life line: it tells what is left, bounded, and exits. Idempotent."""
+        if self.life is not None:
+            self.life.close()
 
     def _end_all(self) -> None:
         for child in self.all:

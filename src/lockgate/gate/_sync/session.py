@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import time
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from lockgate.alerts.start import wait_ready
 from lockgate.config import Config, Render
 from lockgate.contract import wire
 from lockgate.contract.errors import HostFault, ProcessDied
@@ -29,6 +31,8 @@ from lockgate.gate.values import Approval, Decision
 T = TypeVar("T")
 READY_SECONDS: Final = 75.0
 ANSWER_SECONDS: Final = 15.0
+RESTART_SECONDS: Final = 60.0
+MAX_RESTARTS: Final = 5
 
 
 class Session:
@@ -67,6 +71,9 @@ class Session:
         self._core: Core | None = None
         self._child_of: dict[str, Child] = {}
         self._endings: dict[str, Waiter] = {}
+        self._told = config
+        self._alerter_starts = MAX_RESTARTS  # until it was ready once, its end is an error of the start
+        self._alerter_since = 0.0
 
     # ---- life ------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -91,6 +98,9 @@ class Session:
                 ready = unwrap(self.pump.wait(waiter, READY_SECONDS), wire.Ready, peer, READY_SECONDS)
                 self.facts[peer.name] = ready.facts
             children.broker.may_show = False
+            if children.life is not None:
+                self._alerter_ready(children.life)
+                self._alerter_starts = 0
         except BaseException:
             self.close()
             raise
@@ -100,13 +110,36 @@ class Session:
         config = msgspec.structs.replace(self.config, render=Render())
         if self._on_approval is None:  # nobody will answer, so no call should wait for that
             config = msgspec.structs.replace(config, broker=msgspec.structs.replace(config.broker, approval_wait=0.0))
+        self._told = config
         return Children(
             config=config_file(config),
             base=config.base,
             audit_path=config.audit.path,
             settings=supervisor_settings(config.execution, accept_shared_kernel=self.accept_shared_kernel),
             log=self._log,
+            alerts=config.alerts.wanted,
         )
+
+    def _alerter_ready(self, life: socket.socket) -> None:
+        """Wait until the alerter follows the log: a denial before that would be history to it."""
+        waiter = self.pump.waiter()
+
+        def readable() -> None:
+            self.pump.unwatch(life.fileno())
+            if not waiter.done():
+                waiter.set_result(wait_ready(life, 1.0))
+
+        self.pump.watch(life.fileno(), readable)
+        try:
+            said = self.pump.wait(waiter, READY_SECONDS)
+        finally:
+            self.pump.unwatch(life.fileno())
+        if said is None or not said.ready:
+            why = "was not ready in time" if said is None else said.error or "ended before it was ready"
+            raise HostFault(
+                f"the alerter did not start: {why}",
+                next_step=(said and said.next_step) or "correct [alerts], or leave it out; see: lockgate alerts test",
+            )
 
     def close(self) -> None:
         """End the processes in the order of the work: no run without a broker, no broker without its writer."""
@@ -118,7 +151,10 @@ class Session:
                 for peer in (core.supervisor, core.broker):
                     core.lose(peer, ProcessDied("this Gate is closed", next_step="open a new one"))
                 links = {children.supervisor.name: core.supervisor.link, children.broker.name: core.broker.link}
-                for child in (children.supervisor, children.broker, children.writer):
+                last = () if children.alerter is None else (children.alerter,)
+                for child in (children.supervisor, children.broker, children.writer, *last):
+                    if child is children.alerter:  # every row is on the disk now
+                        children.close_life()
                     if (link := links.get(child.name)) is not None:
                         self.pump.unwatch(link.fileno())
                         link.close()
@@ -162,6 +198,8 @@ class Session:
             child.exited()
             if (waiter := self._endings.pop(child.name, None)) is not None and not waiter.done():
                 waiter.set_result(True)
+            if self._children is not None and child is self._children.alerter:
+                self._alerter_ended(core, self._children)
             for peer in (core.broker, core.supervisor):
                 if self._child_of[peer.name] is child:
                     # What it said before it ended counts: the reason may still be in its link.
@@ -171,6 +209,20 @@ class Session:
 
         pump.watch(child.output, printed)
         pump.watch(child.pidfd, ended)
+
+    def _alerter_ended(self, core: Core, children: Children) -> None:
+        """Start another: the rows are on the disk, and it goes on where the last one was. Not for ever."""
+        if self._alerter_since and time.monotonic() - self._alerter_since > RESTART_SECONDS:
+            self._alerter_starts = 0
+        if self._alerter_starts >= MAX_RESTARTS:
+            return  # the next Gate tells what this one could not
+        self._alerter_starts += 1
+        self._alerter_since = time.monotonic()
+        config = config_file(self._told)
+        try:
+            self._watch_child(core, children.start_alerter(config))
+        finally:
+            os.close(config)
 
     def _gone(self, core: Core, peer: Peer) -> None:
         if peer.lost is not None or self._children is None:
