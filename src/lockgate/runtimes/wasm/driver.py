@@ -160,6 +160,12 @@ class Core:
         self.wasi.memory = self.guest.memory
 
     def limit(self, limits: Limits) -> None:
+        """Hold the guest to other limits from now on: a run's own are known when it comes."""
+        self.guest.limit(limits.memory)
+        self._quota.disk = limits.disk - min(_UNWRITTEN, limits.disk // 8)
+        self._quota.inodes = limits.inodes
+
+    def limit(self, limits: Limits) -> None:
         """Hold the guest to other limits from now on; what it has already stays its own."""
         self.guest.limit(limits.memory)
         self._quota.disk, self._quota.inodes = _room(limits)
