@@ -165,11 +165,6 @@ class Core:
         self._quota.disk = limits.disk - min(_UNWRITTEN, limits.disk // 8)
         self._quota.inodes = limits.inodes
 
-    def limit(self, limits: Limits) -> None:
-        """Hold the guest to other limits from now on; what it has already stays its own."""
-        self.guest.limit(limits.memory)
-        self._quota.disk, self._quota.inodes = _room(limits)
-
     def turn(self, code: bytes) -> int:
         """Let the guest execute `code` in its __main__; returns 0, 1 after an exception, n after sys.exit(n).
 

@@ -200,10 +200,6 @@ class Guest:
         """Refuse growth past `memory` bytes from now on; below the present size it refuses all growth."""
         self._store.set_limits(memory_size=memory, instances=1, memories=1, tables=1)
 
-    def limit(self, memory: int) -> None:
-        """Refuse growth of the memory past so many bytes; the guest sees MemoryError."""
-        self._store.set_limits(memory_size=memory, instances=1, memories=1, tables=1)
-
     def define(self, module: str, name: str, params: str, function: Function, *, result: bool = True) -> None:
         """Give the guest a function: `params` is one letter a parameter, i = u32, I = u64; it returns a u32."""
         kinds = {"i": wasmtime.ValType.i32(), "I": wasmtime.ValType.i64()}
