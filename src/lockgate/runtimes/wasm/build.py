@@ -57,6 +57,16 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory of the store: `current` = what this engine and this version of lockgate use."""
+
+    name: str
+    kind: str
+    current: bool
+    size: int
+    created: float
+
+
 def build(
     sets: tuple[str, ...] = tuple(image_recipe.SETS),
     *,
@@ -107,6 +117,40 @@ def build(
         made=tuple(made),
         seconds=time.monotonic() - begun,
     )
+
+
+def inventory(root: Path) -> list[Stored]:
+    """Return what a store holds, complete directories only."""
+    current = _current()
+    found: list[Stored] = []
+    for place in sorted(root.iterdir()) if root.is_dir() else []:
+        manifest = artifacts.lookup(place) if place.is_dir() else None
+        if manifest is not None:
+            size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+            found.append(
+                Stored(
+                    name=place.name, kind=manifest.kind, current=place.name in current, size=size,
+                    created=manifest.created,
+                )
+            )  # fmt: skip
+    return found
+
+
+def prune(root: Path) -> list[str]:
+    """Remove what this engine and version do not use; returns the names. Who has a file mapped keeps it."""
+    if not root.is_dir():
+        return []
+    with _locked(root, lambda _text: None):
+        gone = [one.name for one in inventory(root) if not one.current]
+        for name in gone:
+            shutil.rmtree(root / name)
+    return gone
+
+
+def _current() -> set[str]:
+    version = artifacts.engine_version()
+    names = {artifacts.guest_name(), *(artifacts.image_name(name) for name in image_recipe.SETS)}
+    return names if version is None else {*names, artifacts.compiled_name(version)}
 
 
 # ---- the store -----------------------------------------------------------------------------------------------------
