@@ -8,6 +8,7 @@ Rule 3: no request returns a secret, a token or another run's data.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -70,6 +71,7 @@ class Broker:
         self._audit = audit
         self._bounds = bounds
         self._runs = Runs()
+        edge.watcher.attach(latched=self._latched, end=self._end)
         self._exports: dict[str, Attachment] = {}
         self._supervisor = SupervisorLink(
             supervisor,
@@ -91,6 +93,7 @@ class Broker:
             wire.Decide: self._decide,
             wire.FetchExport: self._fetch_export,
             wire.RenderDenied: self._render_denied,
+            wire.RungRefused: self._rung_refused,
         }
 
     def serve(self) -> None:
@@ -142,8 +145,16 @@ class Broker:
                 scope_hash=scope.hash,
                 ticket=ticket.value,
                 operations=sorted(scope.operations),
+                latched=run.latched,
+                canary=run.canary,
             )
         )
+
+    def _latched(self, run: Run) -> None:
+        """Tell the agent that a run has read private and untrusted data, before it gets the result that did it."""
+        self._agent.send(wire.RunLatched(run=run.id))
+        with contextlib.suppress(AuditUnavailable):  # the calls that it closes have rows of their own
+            self._audit.append(row(run, _TOOL, "run", None, status="latched"))
 
     def _new_ticket(self, message: wire.NewTicket) -> None:
         ticket = self._runs.ticket(self._runs.get(message.run), message.bounds)
@@ -281,6 +292,29 @@ class Broker:
                     self._audit.append(one)
                 if rows:
                     self._audit.commit(rows[-1])  # rows become durable in their order
+                self._agent.send(wire.Done(id=message.id))
+            except LockgateError as error:
+                self._agent.refuse(message.id, error)
+
+        self._threads.run(work)
+
+    def _rung_refused(self, message: wire.RungRefused) -> None:
+        run = self._runs.get(message.run)
+        refused = row(
+            run,
+            Origin("code", rung=message.rung),
+            "denied",
+            OPERATION,
+            via="code",
+            verdict="deny",
+            rule=f"rung.{message.why}",
+            reason=message.why,
+            status="denied",
+        )
+
+        def work() -> None:
+            try:
+                self._audit.commit(refused)
                 self._agent.send(wire.Done(id=message.id))
             except LockgateError as error:
                 self._agent.refuse(message.id, error)

@@ -155,6 +155,15 @@ class RenderDenied(Message, frozen=True, kw_only=True):
     left_out: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+class RungRefused(Message, frozen=True, kw_only=True):
+    """Record that code of a run was not started for want of a wall (X3); answered with `Done` once that is durable."""
+
+    id: int
+    run: str
+    rung: Annotated[str, msgspec.Meta(max_length=32)]
+    why: Literal["shared_kernel", "cannot_isolate"]
+
+
 AgentToBroker = (
     OpenRun
     | NewTicket
@@ -166,18 +175,24 @@ AgentToBroker = (
     | Decide
     | FetchExport
     | RenderDenied
+    | RungRefused
 )
 
 
 # ---- broker -> agent -----------------------------------------------------------------------------------------
 class RunOpened(Message, frozen=True, kw_only=True):
-    """`ticket` is the first one-use ticket, so that a first `code()` needs no round trip."""
+    """`ticket` is the first one-use ticket, so that a first `code()` needs no round trip.
+
+    `latched`: its parent had read private and untrusted data (E7). `canary`: the value planted in it, "" for none.
+    """
 
     id: int
     run: str
     scope_hash: str
     ticket: str
     operations: list[str]
+    latched: bool = False
+    canary: str = ""
 
 
 class Ticket(Message, frozen=True, kw_only=True):
@@ -232,6 +247,12 @@ class ApprovalAsked(Message, frozen=True, kw_only=True):
     expires_in: float
 
 
+class RunLatched(Message, frozen=True, kw_only=True):
+    """Pushed before the result that made a run latched: it has read private and untrusted data (E7)."""
+
+    run: str
+
+
 class CodeClosed(Message, frozen=True, kw_only=True):
     """Pushed once per attached ticket, after its channel is closed and its calls are settled.
 
@@ -248,7 +269,17 @@ class CodeClosed(Message, frozen=True, kw_only=True):
 
 
 BrokerToAgent = (
-    Ready | Failed | RunOpened | Ticket | CallReply | Done | Refused | ExportChunk | ApprovalAsked | CodeClosed
+    Ready
+    | Failed
+    | RunOpened
+    | Ticket
+    | CallReply
+    | Done
+    | Refused
+    | ExportChunk
+    | ApprovalAsked
+    | RunLatched
+    | CodeClosed
 )
 
 

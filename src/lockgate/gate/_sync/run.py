@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -22,6 +22,7 @@ from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import (
     AuditUnavailable,
+    CannotIsolate,
     ConfigError,
     ExportRefused,
     HostFault,
@@ -96,7 +97,10 @@ class Run:
         self.operations: tuple[str, ...] = tuple(opened.operations)
         self._tickets: collections.deque[tuple[float, str]] = collections.deque([(time.monotonic(), opened.ticket)])
         self._closed = False
-        self.render = RunRender(session, self)
+        self.render = RunRender(session, self, canary=opened.canary)
+        session.core().latches[self.id] = self.render.latch
+        if opened.latched:
+            self.render.latch()
 
     @property
     def closed(self) -> bool:
@@ -191,7 +195,9 @@ class Run:
             return
         self._closed = True
         session = self._session
-        id_ = session.core().next_id()
+        core = session.core()
+        core.latches.pop(self.id, None)
+        id_ = core.next_id()
         session.ask_broker(wire.CloseRun(id=id_, run=self.id), id_, wire.Done)
 
     def _usable(self) -> Core:
@@ -244,7 +250,12 @@ class Run:
         limits = checks.bounds(execution.bounds, bounds, timeout)
         text = checks.script(source, limits.code)
         accepted = session.accept_shared_kernel if accept_shared_kernel is None else accept_shared_kernel
-        checked = checks.rung(rung or execution.rung, accept_shared_kernel=accepted)
+        asked = rung or execution.rung
+        try:
+            checked = checks.rung(asked, accept_shared_kernel=accepted)
+        except CannotIsolate:
+            self._not_isolated(core, asked, "cannot_isolate" if accepted else "shared_kernel")
+            raise
         target = Target(export_to) if export_to is not None else None
         try:
             spec = RunSpec(
@@ -259,13 +270,22 @@ class Run:
                 stream=on_stdout is not None or on_stderr is not None or on_bytes is not None,
             )
             sink = _sink(on_stdout, on_stderr, on_bytes) if spec.stream else None
-            result = self._run(core, spec, sink)
+            try:
+                result = self._run(core, spec, sink)
+            except CannotIsolate:
+                self._not_isolated(core, asked, "cannot_isolate")
+                raise
             if target is not None:
                 self._fetch(core, spec.ticket, target, result)
             return result
         finally:
             if target is not None:
                 target.close()
+
+    def _not_isolated(self, core: Core, rung: str, why: Literal["shared_kernel", "cannot_isolate"]) -> None:
+        """Return when it is on record that no code was run for want of a wall (X3, E4)."""
+        message = wire.RungRefused(id=core.next_id(), run=self.id, rung=rung[:32], why=why)
+        self._session.ask_broker(message, message.id, wire.Done)
 
     def _ticket(self, core: Core, narrowed: Bounds | None) -> str:
         """Return a one-use ticket: one that came with the last answer, unless the run narrows the broker's bounds."""
