@@ -148,6 +148,9 @@ def resolved(config: Config, base: Path, place: Where) -> Config:
             **{key: None if path is None else absolute(path, f"execution.gvisor.{key}") for key, path in given.items()},
         )
         execution = msgspec.structs.replace(execution, gvisor=chosen)
+    if execution.microvm.store is not None:
+        place = absolute(execution.microvm.store, "execution.microvm.store")
+        execution = msgspec.structs.replace(execution, microvm=msgspec.structs.replace(execution.microvm, store=place))
     return msgspec.structs.replace(
         config,
         audit=Audit(path=absolute(config.audit.path, "audit.path")),

@@ -14,7 +14,7 @@ from lockgate.config import tables
 from lockgate.config.places import Where, nearest, shown
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
-from lockgate.contract.rungs import GvisorChoices
+from lockgate.contract.rungs import GvisorChoices, MicrovmChoices
 from lockgate.policy.egress_spec import EgressSpec, Limits
 
 SCHEMES: Final = ("file", "cred", "k8s")
@@ -27,6 +27,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "execution": tables.Execution.__struct_fields__,
     "execution.bounds": Bounds.__struct_fields__,
     "execution.gvisor": GvisorChoices.__struct_fields__,
+    "execution.microvm": MicrovmChoices.__struct_fields__,
     "broker": tables.Broker.__struct_fields__,
     "secrets.*": tables.Secret.__struct_fields__,
     "backends.*": tables.Backend.__struct_fields__,

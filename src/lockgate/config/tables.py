@@ -9,7 +9,7 @@ import msgspec
 
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.run import Rung
-from lockgate.contract.rungs import RUNGS, GvisorChoices, Weakness
+from lockgate.contract.rungs import RUNGS, GvisorChoices, MicrovmChoices, Weakness
 from lockgate.policy.egress_spec import EgressSpec
 
 __all__ = ["RUNGS", "Audit", "Backend", "Broker", "Config", "Execution", "Render", "Secret", "Table"]
@@ -39,7 +39,7 @@ class Execution(Table, frozen=True, kw_only=True):
         env_store: directory of package sets, absolute once loaded; None = the user's data directory.
         cgroup: a delegated cgroup v2 directory for runs, absolute once loaded; None = look for one.
         bounds: ceilings of every run under this configuration.
-        gvisor: what only the gvisor rung has.
+        gvisor: what only the gvisor rung has. microvm: what only the microvm rung has.
 
     """
 
@@ -53,6 +53,7 @@ class Execution(Table, frozen=True, kw_only=True):
     cgroup: str | None = None
     bounds: Bounds = Bounds()
     gvisor: GvisorChoices = GvisorChoices()
+    microvm: MicrovmChoices = MicrovmChoices()
 
 
 class Secret(Table, frozen=True, kw_only=True):

@@ -34,6 +34,19 @@ class GvisorChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     allow_old: bool = False
 
 
+class MicrovmChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[execution.microvm]`: what an operator decides about the microvm rung.
+
+    Attributes:
+        store: directory of kernels, images and snapshots (`lockgate microvm build`); None = the store of this user.
+        allow_emulated: accept machines that are emulated ("emulated"): for development and CI, no boundary.
+
+    """
+
+    store: str | None = None
+    allow_emulated: bool = False
+
+
 RUNGS: Final[tuple[Rung, ...]] = get_args(Rung)
 BUILT: Final[tuple[Rung, ...]] = ("container", "gvisor")
 """The rungs that this version drives: those of `supervisor.engine.runtimes`, which a test holds to this list."""

@@ -9,7 +9,7 @@ import msgspec
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
 from lockgate.contract.run import Rung
-from lockgate.contract.rungs import GvisorChoices, Weakness
+from lockgate.contract.rungs import GvisorChoices, MicrovmChoices, Weakness
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         max_runs: runs alive at once; later ones wait for a machine.
         recycle: runs after which a template is replaced by a fresh one.
         acquire: seconds a run may wait for a machine before it is refused.
-        gvisor: what only the gvisor rung has.
+        gvisor: what only the gvisor rung has. microvm: what only the microvm rung has.
 
     """
 
@@ -45,11 +45,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     recycle: int = 2000
     acquire: float = 30.0
     gvisor: GvisorChoices = GvisorChoices()
+    microvm: MicrovmChoices = MicrovmChoices()
 
     @property
     def accepted(self) -> tuple[Weakness, ...]:
         """What may be missing of a rung's wall in every run, by whatever name it was accepted."""
-        return (*self.accept_weaker, *(("old runtime",) if self.gvisor.allow_old else ()))
+        old: tuple[Weakness, ...] = ("old runtime",) if self.gvisor.allow_old else ()
+        emulated: tuple[Weakness, ...] = ("emulated",) if self.microvm.allow_emulated else ()
+        return (*self.accept_weaker, *old, *emulated)
 
     def __post_init__(self) -> None:
         for name, least, most in (("pool", 0, 1000), ("max_runs", 1, 1000), ("recycle", 1, 10**9), ("acquire", 0, 600)):
