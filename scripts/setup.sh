@@ -66,3 +66,10 @@ fi
 if [ "$mode" = dev ] && ! command -v bwrap >/dev/null; then
     (apt_install bubblewrap) || echo "note: going on without bubblewrap: the attack suite will lack that control" >&2
 fi
+
+# The guest of the wasm rung: compiled once for this machine, user and engine, kept outside of this checkout. What is
+# there is not made again; its memory images follow the guest's files and take seconds.
+if [ "$mode" = dev ]; then
+    nice .venv/bin/python -m lockgate wasm build >/dev/null ||
+        echo "note: going on without the guest of the wasm rung: its tests will fail as root, else skip" >&2
+fi
