@@ -78,7 +78,7 @@ def _none_of(program: bpf.Program, name: str, index: int, mask: int, refusal: in
     program.ret(bpf.ERRNO | refusal)
 
 
-def _routines(program: bpf.Program, every: int | None) -> None:
+def _routines(program: bpf.Program, every: int | None, *, sealed: bool) -> None:
     """The decisions that need an argument; labels are the calls' names."""
     _none_of(program, "clone", 0, NAMESPACE_FLAGS, every or errno.EPERM)
     _one_of(program, "socketpair", 0, (AF_UNIX,), every or errno.EAFNOSUPPORT)  # asyncio's wake-up pair
@@ -87,12 +87,15 @@ def _routines(program: bpf.Program, every: int | None) -> None:
     _one_of(program, "prctl", 0, PRCTLS, every or errno.EPERM)
     # W^X, whether or not the kernel has PR_SET_MDWE: no mapping is born writable and executable, none becomes
     # executable later. Package libraries are mapped executable from their file and never changed.
-    program.label("mmap")
-    program.load(bpf.arg(2))
-    program.emit(bpf.ALU_AND, PROT_WRITE | PROT_EXEC)
-    program.emit(bpf.JMP_JEQ, PROT_WRITE | PROT_EXEC, "mmap_refused", "allow")
-    program.label("mmap_refused")
-    program.ret(bpf.ERRNO | (every or errno.EACCES))
+    if sealed:
+        _none_of(program, "mmap", 2, PROT_EXEC, every or errno.EACCES)
+    else:
+        program.label("mmap")
+        program.load(bpf.arg(2))
+        program.emit(bpf.ALU_AND, PROT_WRITE | PROT_EXEC)
+        program.emit(bpf.JMP_JEQ, PROT_WRITE | PROT_EXEC, "mmap_refused", "allow")
+        program.label("mmap_refused")
+        program.ret(bpf.ERRNO | (every or errno.EACCES))
     _none_of(program, "mprotect", 2, PROT_EXEC, every or errno.EACCES)
     program.label("allow")
     program.ret(bpf.ALLOW)
@@ -116,7 +119,7 @@ def segments(arch: Arch, refusal: int, every: int | None = None) -> list[tuple[i
     return [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
 
 
-def build(arch: Arch, *, refusal: int = errno.EPERM, every: int | None = None) -> bytes:
+def build(arch: Arch, *, refusal: int = errno.EPERM, every: int | None = None, sealed: bool = False) -> bytes:
     """Return the slot's filter as an array of struct sock_filter.
 
     Args:
@@ -124,6 +127,7 @@ def build(arch: Arch, *, refusal: int = errno.EPERM, every: int | None = None) -
         refusal: errno of a refused call whose errno nothing else decides.
         every: errno of every refusal instead. The attack suite's control gives one that no handler gives: it tells the
             filter from other checks.
+        sealed: no mapping is executable from now on, not even of a file: for a kernel that does not heed noexec.
 
     """
     program = bpf.Program()
@@ -138,5 +142,5 @@ def build(arch: Arch, *, refusal: int = errno.EPERM, every: int | None = None) -
     program.ret(bpf.KILL_PROCESS)
     program.label("search")
     bpf.tree(program, segments(arch, refusal, every), "t")
-    _routines(program, every)
+    _routines(program, every, sealed=sealed)
     return bpf.assemble(program)

@@ -159,6 +159,7 @@ class ForkedTemplate:
         self.rung: Rung = rung
         self.boundary: Boundary = boundary
         self.weakness: Weakness | None = weakness
+        self.lacks = ""
         self._ctl, self._lifeline, self._launcher, self.facts = parent
         self._owned = owned
         self._unsent: deque[tuple[bytes, FramedMachine]] = deque()

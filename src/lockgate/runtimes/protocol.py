@@ -44,22 +44,28 @@ class Nature(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         fixed: bounds that are fixed when a machine is made; the others are set when a run takes it.
+        sets: package sets that the rung brings itself, by name: nobody has to build them.
         forks: whether code can make processes.
         holds_memory: what of the rung holds the memory of a run where no memory cgroup can be had ("store limit"); "" =
             nothing, so that the operator must accept the fallback by rlimit.
         tasks: tasks of a machine in which no code runs, as its control group counts them.
         overhead: bytes that a machine itself may take beside the memory of the run.
         overhead_tasks: tasks that a machine itself may have beside those of the run.
+        maps_files: whether machines map files of a disk, whose pages a group may be charged for (supervisor/watch.py).
+        life: seconds after which a template and what is warm of it are replaced; None = they may grow old.
         work: the run's directory below /proc/PID/root of `Machine.host_pid`; None when the host cannot see it.
 
     """
 
     fixed: tuple[str, ...] = ("disk", "inodes")
+    sets: tuple[str, ...] = ()
     forks: bool = True
     holds_memory: str = ""
     tasks: int = 1
     overhead: int = 0
     overhead_tasks: int = 0
+    maps_files: bool = False
+    life: float | None = None
     work: str | None = None
 
 
@@ -169,12 +175,14 @@ class Template(Protocol):
     Attributes:
         boundary: what stands between its machines and the host.
         weakness: what of the rung's wall is missing here. No code is sent until the caller accepted exactly that.
+        lacks: the same in detail, for people; "" when nothing is missing.
 
     """
 
     rung: Rung
     boundary: Boundary
     weakness: Weakness | None
+    lacks: str
 
     def fileno(self) -> int:
         """The control descriptor to poll; readable = call `on_readable`."""

@@ -78,6 +78,15 @@ class Group:
         except OSError:
             return None
 
+    def memory_held(self) -> int:
+        """Return the bytes of the group that the kernel could not drop and read again: no page of a file on a disk."""
+        names = (b"rss ", b"shmem ") if self._layout.version == 1 else (b"anon ", b"shmem ")
+        try:
+            with open(f"{self._layout.memory}/{self._name}/memory.stat", "rb") as lines:  # noqa: PTH123 - often
+                return sum(int(line.split()[1]) for line in lines if line.startswith(names))
+        except (OSError, ValueError):
+            return 0
+
     def oom_signalled(self) -> bool:
         """Whether v1's eventfd says that the group ran out of memory; cheap, and False on v2."""
         if self.oom_fd >= 0:

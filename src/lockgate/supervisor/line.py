@@ -70,7 +70,7 @@ class Shelf:
 class Home:
     """A template and what was asked of it: answers come in order of request."""
 
-    __slots__ = ("asked", "dead", "live", "made", "template")
+    __slots__ = ("asked", "dead", "live", "made", "since", "template")
 
     def __init__(self, template: Template) -> None:
         self.template = template
@@ -78,6 +78,11 @@ class Home:
         self.live = 0
         self.made = 0
         self.dead = False
+        self.since = time.monotonic()
+
+    def worn(self, made: int, life: float | None) -> bool:
+        """Whether it should be replaced: after `made` machines, or `life` seconds."""
+        return self.made >= made or (life is not None and time.monotonic() - self.since > life)
 
 
 class Line:

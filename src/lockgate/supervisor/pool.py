@@ -261,7 +261,7 @@ class Pool:
         if home is None or home.dead:
             self._start(line)
             return
-        if home.made >= self._recycle:
+        if home.worn(self._recycle, line.key.nature.life):
             self._start(line)  # the worn-out one serves until its successor is there
         shelf = line.next_shelf()
         if shelf is not None:
@@ -286,6 +286,8 @@ class Pool:
         self._homes.add(home)
         old, line.home = line.home, home
         if old is not None:
+            if line.key.nature.life is not None:
+                self._evict(line, old)
             self._retire(old)
         if self._closing or self._lines.get(line.key) is not line:
             line.home = None
@@ -293,6 +295,13 @@ class Pool:
             return
         self._reactor.add(template.fileno(), lambda _mask: self._on_template(line, home))
         self._kick()
+
+    def _evict(self, line: Line, home: Home) -> None:
+        """Destroy the warm machines of a template that grew old: they are as old."""
+        for shelf in line.shelves.values():
+            for slot in [slot for slot in shelf.warm if slot.home is home]:
+                shelf.warm.remove(slot)
+                self.done(slot, hard=False)
 
     def _retire(self, home: Home) -> None:
         """Close a template that has a successor, once nothing lives from it."""
@@ -308,7 +317,7 @@ class Pool:
 
     def _ask(self, line: Line, shelf: Shelf, home: Home) -> None:
         bounds = shelf.bounds
-        if self._layout.pids is not None:
+        if self._layout.pids is not None and "processes" not in line.key.nature.fixed:
             # The group refuses and counts; the rlimit only backs it. It counts forks in flight too, so it needs room
             # for as many again (ADR 0017).
             bounds = msgspec.structs.replace(bounds, processes=min(2 * bounds.processes, int(CEILINGS["processes"])))

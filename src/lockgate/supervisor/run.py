@@ -125,7 +125,7 @@ class Run:
         self.slot = slot
         weakness = slot.home.template.weakness
         if weakness is not None and weakness not in (*self._spec.accept_weaker, *self._deck.weaknesses):
-            self.refuse(not_accepted(self._key.rung, weakness))
+            self.refuse(not_accepted(self._key.rung, weakness, slot.home.template.lacks))
             return
         machine, reactor = slot.machine, self._deck.reactor
         self._control = machine.control.fileno()
@@ -200,7 +200,8 @@ class Run:
         machine, reactor = slot.machine, deck.reactor
         if self._timer is not None:
             self._timer.cancel()
-        self._watch = Watch(reactor, slot, bounds, rss=self._key.memory_by_rlimit, on_limit=self._kill)
+        most = self._key.limits(bounds).memory if self._key.nature.maps_files else None
+        self._watch = Watch(reactor, slot, bounds, rss=self._key.memory_by_rlimit, on_limit=self._kill, most=most)
         self._sent = time.monotonic()
         self._timer = reactor.at(self._sent + bounds.wall, self._on_wall)
         if not machine.go():
@@ -480,10 +481,11 @@ def memory_by(key: Key, group: str) -> str:
     return "rlimit" if key.memory_by_rlimit else key.nature.holds_memory if group == "none" else group
 
 
-def not_accepted(rung: str, weakness: Weakness) -> CannotIsolate:
+def not_accepted(rung: str, weakness: Weakness, lacks: str = "") -> CannotIsolate:
     """Return the refusal of a machine whose weakness nobody accepted: nothing was sent to it (X3)."""
     return CannotIsolate(
-        f"the {rung} rung is weaker on this host than it should be ({weakness}): {WEAKNESSES[weakness]}",
+        f"the {rung} rung is weaker on this host than it should be ({weakness}): {WEAKNESSES[weakness]}"
+        + (f"; missing: {lacks}" if lacks else ""),
         next_step=f'run `lockgate doctor` for what brings the whole wall, or accept it: accept_weaker = ["{weakness}"] '
         "under [execution]",
     )

@@ -2,7 +2,10 @@
 
 Rule 1: the CPU time of the *whole run* is counted, dead children included: RLIMIT_CPU is per process and only backs it.
 Rule 2: the next look comes before the bound can be reached: remaining seconds over the cores the run may use.
-Rule 3: without a group the counters come from the tasks of the machine's own process tree, never from a walk of /proc.
+Rule 3: a machine that maps files of a disk (an image) may be charged for their pages. When such a run is out of memory
+        the kernel takes those away and reads them again, over and over, and kills nobody: what it holds beside them is
+        looked at here.
+Rule 4: without a group the counters come from the tasks of the machine's own process tree, never from a walk of /proc.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ _CORES: Final = float(os.cpu_count() or 1)
 _LONGEST: Final = 0.25
 _SHORTEST: Final = 0.01
 _RSS_EVERY: Final = 0.02
+_HELD_EVERY: Final = 0.05
+_HELD_SHARE: Final = 0.93  # of the group's limit; the rest is pages of files and of tables
 # A run is ended as a fork bomb when the kernel refused it this many tasks over this long a time (ADR 0017).
 BOMB_REFUSALS: Final = 500
 BOMB_SECONDS: Final = 2.0
@@ -75,6 +80,7 @@ class Watch:
     """Looks after one run.
 
     Args:
+        most: bytes of the group's limit when its machine maps files of a disk, else None.
         on_limit: called once, with the bound that was reached.
 
     """
@@ -83,6 +89,7 @@ class Watch:
         "_base",
         "_bounds",
         "_cores",
+        "_most",
         "_on_limit",
         "_reactor",
         "_refused",
@@ -94,12 +101,20 @@ class Watch:
     )
 
     def __init__(
-        self, reactor: Reactor, slot: Slot, bounds: Bounds, *, rss: bool, on_limit: Callable[[Trigger], object]
+        self,
+        reactor: Reactor,
+        slot: Slot,
+        bounds: Bounds,
+        *,
+        rss: bool,
+        on_limit: Callable[[Trigger], object],
+        most: int | None = None,
     ) -> None:
         self._reactor = reactor
         self._slot = slot
         self._bounds = bounds
         self._rss = rss
+        self._most = most
         self._on_limit = on_limit
         self._tree: ProcessTree | None = None
         self._refused: float | None = None
@@ -123,7 +138,9 @@ class Watch:
     def _pause(self, used: float) -> float:
         if self._rss:
             return _RSS_EVERY
-        return min(_LONGEST, max(_SHORTEST, (self._bounds.cpu - used) / self._cores))
+        return min(
+            _LONGEST if self._most is None else _HELD_EVERY, max(_SHORTEST, (self._bounds.cpu - used) / self._cores)
+        )
 
     def used(self) -> float:
         """Return the CPU-seconds since the code was sent."""
@@ -145,7 +162,13 @@ class Watch:
         if self._bomb():
             self._on_limit("processes")
             return
+        if self._most is not None and self._held() > _HELD_SHARE * self._most:
+            self._on_limit("memory")
+            return
         self._timer = self._reactor.after(self._pause(used), self._look)
+
+    def _held(self) -> int:
+        return self._slot.group.memory_held() if self._slot.group is not None else 0
 
     def _bomb(self) -> bool:
         group = self._slot.group

@@ -33,6 +33,9 @@ _REFUSED: Final = (
     "setns", "ptrace", "process_vm_readv", "process_vm_writev", "bpf", "perf_event_open", "add_key", "request_key",
     "keyctl", "io_uring_setup", "userfaultfd", "init_module", "finit_module", "kexec_load", "reboot", "swapon",
 )  # fmt: skip
+_OUR_PACKAGES: Final[tuple[str, ...]] = (
+    "lockgate", "lockgate.kernel", "lockgate.runtimes", "lockgate.runtimes.gvisor",
+)  # fmt: skip
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64"}
 # All that a run has on its stack above the guest's own frames. `load` returns in a hardened worker only.
 PROGRAM: Final = """
@@ -104,7 +107,7 @@ def config(image: Path) -> dict[str, Any]:
 def modules(settings: dict[str, Any]) -> str:
     """Return what the first program reads before anything else: our modules and the guest's, as one JSON text."""
     package = Path(__file__).resolve().parents[2]
-    sources = {name: "" for name in ("lockgate", "lockgate.kernel", "lockgate.runtimes", "lockgate.runtimes.gvisor")}
+    sources = dict.fromkeys(_OUR_PACKAGES, "")
     for file in sorted((package / "kernel").glob("*.py")):
         if file.stem != "__init__":
             sources[f"lockgate.kernel.{file.stem}"] = file.read_text(encoding="utf-8")

@@ -56,6 +56,8 @@ class GvisorRuntime:
         tasks=48,  # sentry, its helpers and ours; a run's own processes are the sentry's, not the host's
         overhead=64 * MiB,
         overhead_tasks=192,
+        maps_files=True,
+        life=3600.0,  # hash seed and address layout are those of the template
     )
 
     def __init__(
@@ -184,8 +186,8 @@ def _check_host(spec: TemplateSpec) -> None:
         )
     if os.getuid() != 0:
         raise CannotIsolate(
-            "the gvisor rung is driven as root: a plain user's runsc restores no checkpoint, and nothing but a group of "
-            "its own would bound it",
+            "the gvisor rung is driven as root: a plain user's runsc restores no checkpoint, and no group "
+            "of its own would bound it",
             next_step="run the supervisor's service as root (lockgate serve); boxes themselves run as nobody",
         )
     if spec.memory_by_rlimit:

@@ -28,9 +28,11 @@ import sysconfig
 import time
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lockgate.kernel import caps_unsafe as caps
+from lockgate.kernel import libraries_unsafe as libraries
 from lockgate.kernel import mounts_unsafe as mounts
 from lockgate.kernel import process_unsafe as process
 from lockgate.kernel import seccomp
@@ -38,6 +40,7 @@ from lockgate.kernel.seccomp_unsafe import Filter
 from lockgate.kernel.syscalls_unsafe import ARCH
 from lockgate.runtimes.gvisor import layout
 
+_kept: list[object] = []  # libraries, for as long as the box lives
 Serve = Callable[[dict[str, Any], int, bool], NoReturn]
 _exit = os._exit  # the guest puts its own in the place of os._exit
 
@@ -80,7 +83,7 @@ def main(settings: dict[str, Any], guest: dict[str, str]) -> tuple[Serve, dict[s
     try:
         _tree()
         runner = _imports(steps, settings["preload"], guest)
-        filter_ = Filter(seccomp.build(ARCH))
+        filter_ = Filter(seccomp.build(ARCH, sealed=True))
         steps.next("fork")
         told, tell = os.pipe()
         process.unshare(process.NEWPID)
@@ -94,7 +97,7 @@ def main(settings: dict[str, Any], guest: dict[str, str]) -> tuple[Serve, dict[s
         _init(worker, told)
     os.close(told)
     _say(birth, {"ready": {"python": ".".join(str(one) for one in sys.version_info[:3])}})
-    return _become(birth, tell, runner, filter_, open_=bool(settings.get("open")))
+    return _become(_Warm(birth, tell, runner, filter_, bool(settings.get("open"))))
 
 
 def _say(birth: socket.socket, message: dict[str, Any]) -> None:
@@ -131,6 +134,9 @@ def _imports(steps: _Steps, preload: list[str], guest: dict[str, str]) -> types.
     for name in (*_PRELOAD.split(), *preload):
         steps.name = f"preload {name}"
         importlib.import_module(name)
+    steps.name = "libraries"
+    # No sentry heeds noexec when it maps a file, so nothing may be mapped executable later (Z10): all of it is now.
+    _kept.extend(libraries.map_all(layout.STDLIB, layout.PACKAGES))
     steps.name = "settle"
     main_module = sys.modules["__main__"]
     modules["runner"].settle()
@@ -196,14 +202,23 @@ def _files(most: int) -> int:
 
 
 # ---- one machine -------------------------------------------------------------------------------------------------
-def _become(
-    birth: socket.socket, tell: int, runner: types.ModuleType, filter_: Filter, *, open_: bool
-) -> tuple[Serve, dict[str, Any], int, bool]:
+@dataclass
+class _Warm:
+    """What the worker has while it waits: its birth socket, the pipe to init, the runner, the filter."""
+
+    birth: socket.socket
+    tell: int
+    runner: types.ModuleType
+    filter: Filter
+    open: bool
+
+
+def _become(warm: _Warm) -> tuple[Serve, dict[str, Any], int, bool]:
     """Z5: wait until this template is a machine, then harden; everything before was the same for all of them."""
-    order, fds = _birth(birth)
+    order, fds = _birth(warm.birth)
     steps = _Steps()
     try:
-        facts = _harden(steps, birth, order, fds, tell, filter_, open_=open_)
+        facts = _harden(steps, order["bounds"], fds, warm)
         random.seed(bytes.fromhex(order["seed"]) + os.urandom(32))
     except BaseException as error:  # noqa: BLE001 - fail closed on anything
         report = {"step": steps.name, "errno": getattr(error, "errno", 0) or 0, "detail": repr(error)[:500]}
@@ -215,7 +230,7 @@ def _become(
         _exit(layout.STATUS_LOST)
     steps.next("warmup")
     facts["stages_us"] = steps.microseconds
-    return runner.serve, facts, time.perf_counter_ns(), bool(order["cold"])
+    return warm.runner.serve, facts, time.perf_counter_ns(), bool(order["cold"])
 
 
 def _birth(birth: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -236,23 +251,13 @@ def _birth(birth: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(body), fds
 
 
-def _harden(
-    steps: _Steps,
-    birth: socket.socket,
-    order: dict[str, Any],
-    fds: list[int],
-    tell: int,
-    filter_: Filter,
-    *,
-    open_: bool,
-) -> dict[str, Any]:
-    """Z6 to Z10. `open_` leaves out Z9 and Z10: a control of the attack suite, which shows that its probes see."""
-    bounds = order["bounds"]
+def _harden(steps: _Steps, bounds: dict[str, Any], fds: list[int], warm: _Warm) -> dict[str, Any]:
+    """Z6 to Z10. An open template leaves out Z9 and Z10: a control of the attack suite shows that its probes see."""
     steps.next("disk")
     counted = _disk(int(bounds["disk"]), int(bounds["inodes"]))
-    os.write(tell, b"%d" % (0 if counted else int(bounds["inodes"])))
-    os.close(tell)
-    birth.close()
+    os.write(warm.tell, b"%d" % (0 if counted else int(bounds["inodes"])))
+    os.close(warm.tell)
+    warm.birth.close()
     channel, control, stdout, stderr = (os.dup2(fd, 64 + fd) for fd in fds)
     for source, target in ((stdout, 1), (stderr, 2), (channel, layout.FD_CHANNEL), (control, layout.FD_CONTROL)):
         os.dup2(source, target)
@@ -263,8 +268,13 @@ def _harden(
     os.chdir(layout.RUN_DIR)
     os.setsid()
     os.umask(0o077)
-    facts = {"inodes": "sentry" if counted else "counted by init", "filter": 0, "open": open_, "kernel": os.uname()[2]}
-    if open_:
+    facts = {
+        "inodes": "sentry" if counted else "counted by init",
+        "filter": 0,
+        "open": warm.open,
+        "kernel": os.uname()[2],
+    }
+    if warm.open:
         return facts
     steps.next("ids")
     process.no_new_privileges()
@@ -274,8 +284,8 @@ def _harden(
     caps.drop_sets()
     process.set_dumpable(0)
     steps.next("seccomp")
-    filter_.install()
-    facts["filter"] = filter_.length
+    warm.filter.install()
+    facts["filter"] = warm.filter.length
     return facts
 
 
