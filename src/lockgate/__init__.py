@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lockgate.gate import sync as sync
     from lockgate.policy import Args as Args
     from lockgate.policy import Cents as Cents
+    from lockgate.policy import Decoy as Decoy
     from lockgate.policy import Id as Id
     from lockgate.policy import Int as Int
     from lockgate.policy import ListOf as ListOf
@@ -109,6 +110,7 @@ _HOME: Final[dict[str, str]] = {
     "sync": "lockgate.gate",
     "Args": "lockgate.policy",
     "Cents": "lockgate.policy",
+    "Decoy": "lockgate.policy",
     "Id": "lockgate.policy",
     "Int": "lockgate.policy",
     "ListOf": "lockgate.policy",

@@ -17,9 +17,11 @@ from lockgate.broker.exports import Spool
 from lockgate.broker.runs import Origin, Run, Ticket
 from lockgate.contract import wire
 from lockgate.contract.run import CallRecord, Via
+from lockgate.policy.canary import Watch
 
 OPERATION: Final = "run.code"
 SETTLE_SECONDS: Final = 3.0
+SCAN_BYTES: Final = 256 * 1024
 MAX_URLS: Final = 256
 """URL-safe values that one execution makes known to the render guard; the rest stays unknown, so it is not live."""
 
@@ -68,6 +70,13 @@ class Attachment:
         """Keep the URL-safe values of a result that the code was given."""
         for url in urls[: MAX_URLS - len(self.urls)]:
             self.urls[url] = None
+
+    def carries(self, name: str) -> bool:
+        """Whether a complete export, or its name, holds a value that was planted in this run."""
+        if not self.run.canary:
+            return False
+        watch = Watch(self.run.needles)
+        return watch.feed(name.encode()) or any(watch.feed(part) for part in self.spool.pieces(name, SCAN_BYTES))
 
     def enter(self) -> bool:
         """Take a request that has come; False when the run was detached before: it must not be looked at."""

@@ -210,6 +210,9 @@ class Channel:
         except HostFault as fault:
             reason, why = "unavailable", fault.message
         else:
+            if info is not None and self._attachment.carries(info.name):
+                self._planted(ident, info.name)
+                return
             if info is not None:
                 row = self._attachment.row(
                     "outcome",
@@ -235,6 +238,17 @@ class Channel:
         )
         self._note(exports.OPERATION, reason, "denied", self._audit.commit(row), exports.OPERATION)
         self._refuse(ident, exports.OPERATION, reason)
+
+    def _planted(self, ident: int, name: str) -> None:
+        """Keep no file that holds a planted value, and end the run; its row is durable first (E7)."""
+        self._attachment.spool.drop(name)
+        why = "canary: a planted value is in an export"
+        row = self._attachment.row(
+            "denied", exports.OPERATION, verdict="deny", rule="canary", reason=why, visible="expired", status="denied"
+        )
+        self._note(exports.OPERATION, "expired", "denied", self._audit.commit(row), "canary")
+        self._edge.watcher.end(self._attachment.run)
+        self._refuse(ident, exports.OPERATION, "expired")
 
     # ---- frames ---------------------------------------------------------------------------------------------
     def _frame(self) -> bytes:

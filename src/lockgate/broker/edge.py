@@ -16,33 +16,30 @@ Rule 5: no text of an exception, a backend or an argument leaves; a reply is a r
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
-
-import msgspec
 
 from lockgate.audit.client import AuditClient
 from lockgate.audit.wire import Existing
 from lockgate.broker import quiet
 from lockgate.broker.approvals import Approvals, Grant
 from lockgate.broker.call import BackendEntry, Call
+from lockgate.broker.encoding import OK, canonical, encode, key
 from lockgate.broker.hash_key import ArgumentHash
 from lockgate.broker.outcomes import REASON_OF, SURELY_NOT, Outcome, of_deadline, of_exception
 from lockgate.broker.runs import Origin, Run
 from lockgate.broker.threads import MAX_STUCK, Threads
+from lockgate.broker.watcher import Watcher
 from lockgate.broker.work import Reply, Work
 from lockgate.contract.errors import AuditUnavailable, HostFault
 from lockgate.contract.reasons import Reason
 from lockgate.policy import BadArguments, CallRequest, Operation, Verdict, authorize
-from lockgate.secrets import leaks
 
 GRACE: Final = 0.25
 """Seconds after a call's deadline before the watchdog takes it: a connector that keeps time ends it better typed."""
 NAME_CHARS: Final = 64
-_canonical: Final = msgspec.json.Encoder().encode
 _monotonic: Final = time.monotonic
 
 
@@ -59,6 +56,7 @@ class Edge:
         threads: whose watchdog keeps the deadlines.
         backends: what operations may call.
         hash_key: the deployment's key for argument hashes.
+        watcher: keeps what runs have read, and looks for planted values.
 
     """
 
@@ -70,12 +68,14 @@ class Edge:
         threads: Threads,
         backends: Mapping[str, BackendEntry],
         hash_key: bytes,
+        watcher: Watcher,
     ) -> None:
         self._audit = audit
         self._approvals = approvals
         self._threads = threads
         self._backends = backends
         self._hash = ArgumentHash(hash_key)
+        self.watcher = watcher
         self._local = threading.local()
         self._halted = False
         self._inside: set[Work] = set()
@@ -107,7 +107,7 @@ class Edge:
             if self._halted:
                 self._audit.flush()
                 self._halted = False
-            return self._decide(work, raw)
+            return self._marked(work, self._decide(work, raw))
         except Exception as error:  # noqa: BLE001 - the audit store failed, or we did: typed, and never with its text
             self._halted = self._halted or isinstance(error, AuditUnavailable)
             quiet.tell(error)
@@ -115,10 +115,18 @@ class Edge:
         finally:
             self._inside.discard(work)
 
+    def _marked(self, work: Work, reply: Reply) -> Reply:
+        """Take note of what the run is given with this answer, before it is given (E7)."""
+        if reply.ok is not None:
+            self.watcher.read(work.run, work.operation)
+        return reply
+
     # ---- 2 to 6: may it run -------------------------------------------------------------------------------------
     def _decide(self, work: Work, raw: bytes) -> Reply:
         run = work.run
         self._type(work, raw)
+        if self.watcher.planted(run, work.canonical or raw):
+            return self._planted(work)
         verdict = work.verdict = self._authorize(work)
         if verdict.effect == "deny":
             return self._deny(work, verdict)
@@ -126,7 +134,7 @@ class Edge:
         if operation is None:  # an allow without an operation is no allow
             return self._deny(work, Verdict("deny", "internal", None, "allowed without operation", "not_available"))
         if operation.idempotency:
-            work.key = _key(run.principal.tenant, operation, work.args)
+            work.key = key(run.principal.tenant, operation, work.args)
             earlier = self._audit.lookup(work.key)
             if earlier is not None:
                 return self._repeat(work, earlier)
@@ -135,6 +143,8 @@ class Edge:
                 run, work.origin, operation.name, work.canonical, lambda request: self._asked(work, request)
             )
             if not isinstance(grant, Grant):
+                if verdict.visible == "latched" and grant == "approval_required":  # nobody agreed: it stays closed
+                    return self._deny(work, verdict, visible="latched", effect="deny")
                 return self._deny(work, verdict, visible=grant, reason="no grant for this exact call")
             work.grant = grant
             verdict = work.verdict = self._authorize(work)  # the wait may have outlived the scope
@@ -177,11 +187,11 @@ class Edge:
             work.args = bad
             work.args_hash = self._hash(name, raw)
             return
-        work.canonical = _canonical(work.args)
+        work.canonical = canonical(work.args)
         work.args_hash = self._hash(name, work.canonical)
 
     def _authorize(self, work: Work) -> Verdict:
-        request = CallRequest(work.operation, work.name, work.args, _monotonic())
+        request = CallRequest(work.operation, work.name, work.args, _monotonic(), work.run.seen)
         return authorize(work.run.principal, request, work.run.scope)
 
     def _deny(
@@ -209,6 +219,14 @@ class Edge:
             )
         )
         return Reply(work.name, audit_id, reason=shown, rule=rule or verdict.rule)
+
+    def _planted(self, work: Work) -> Reply:
+        """Refuse a call that carries a planted value, and end its run."""
+        reply = self._deny(
+            work, Verdict("deny", "canary", None, "canary: a planted value is in the arguments", "expired")
+        )
+        self.watcher.end(work.run)
+        return reply
 
     def _asked(self, work: Work, request: str) -> None:
         self._audit.commit(work.row("approval", status="asked", detail={"request": request}))
@@ -300,13 +318,13 @@ class Edge:
     def _finish(self, work: Work, operation: Operation, result: object, outcome: Outcome | None) -> Reply:
         encoded: bytes | None = None
         if outcome is None:
-            encoded, outcome = _encode(operation, result)
+            encoded, outcome = encode(operation, result, work.run.canary)
         call = work.call
         lease_id = None
         if call is not None:
             lease_id = call.lease_ids
             call.end()
-        if outcome is _OK and encoded is not None and not work.claims and lease_id is None:
+        if outcome is OK and encoded is not None and not work.claims and lease_id is None:
             return self._plain(work, encoded)
         status = outcome.status
         reason = REASON_OF.get(status)
@@ -374,27 +392,3 @@ class Edge:
         self._settle(work)
         reason: Reason = "outcome_unknown" if work.effect == "write" else "unavailable"
         return Reply(work.name, work.intent_id, reason=reason, verdict="allow", status="unrecorded")
-
-
-def _encode(operation: Operation, result: object) -> tuple[bytes | None, Outcome]:
-    """Return the encoded result, or why it does not leave: the function ran in any case."""
-    try:
-        # Decoded again: a struct's fields are not checked when it is made, and a dict in the place of a declared
-        # struct would take undeclared data along.
-        encoded = _canonical(msgspec.json.decode(operation.encode_result(result), type=operation.result_type))
-    except Exception as error:  # noqa: BLE001 - not of the declared type; its text may quote the value
-        return None, Outcome("result_blocked", {"error": type(error).__name__, "why": "not of the declared type"})
-    if len(encoded) > operation.max_result:
-        return None, Outcome("result_too_large", {"bytes": len(encoded)})
-    if leaks.LIVE.leases and leaks.scan(encoded):
-        return None, Outcome("result_blocked", {"why": "holds a live lease"})
-    return encoded, _OK
-
-
-_OK: Final = Outcome("ok")
-
-
-def _key(tenant: str, operation: Operation, args: Any) -> str:
-    """SHA-256 over tenant, operation and the declared fields: equal for each try, never chosen by the model."""
-    fields = [[name, getattr(args, name)] for name in operation.idempotency or ()]
-    return hashlib.sha256(b"lockgate/key/1\0" + _canonical([tenant, operation.name, fields])).hexdigest()

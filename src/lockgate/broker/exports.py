@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -171,6 +172,18 @@ class Spool:
             if not count:
                 break
         return b"".join(parts), last
+
+    def pieces(self, name: str, count: int) -> Iterator[bytes]:
+        """Yield a complete file in pieces of `count` bytes."""
+        at, last = 0, False
+        while not last:
+            data, last = self.read(name, at, count) or (b"", True)
+            at += len(data)
+            yield data
+
+    def drop(self, name: str) -> None:
+        """Forget a file."""
+        self._files.pop(name, None)
 
     def fetched(self, name: str) -> bool:
         """Forget a file that was read to its end; True when none is left."""

@@ -22,6 +22,7 @@ from lockgate.broker.approvals import Approvals
 from lockgate.broker.control import Broker
 from lockgate.broker.edge import Edge
 from lockgate.broker.threads import Threads
+from lockgate.broker.watcher import Watcher
 from lockgate.contract import wire
 from lockgate.contract.errors import HostFault, LockgateError
 
@@ -62,6 +63,7 @@ def _start(options: argparse.Namespace, agent: AgentLink) -> tuple[Broker, Audit
         threads=threads,
         backends=found,
         hash_key=key,
+        watcher=Watcher(),
     )
     broker = Broker(
         agent,

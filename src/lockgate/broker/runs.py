@@ -3,6 +3,8 @@
 Rule 1: a principal is made once, from the scope the agent opened the run with; no call and no channel carries one.
 Rule 2: a ticket is worth one channel, once, for a short time; what comes with a used, unknown or old one is closed.
 Rule 3: a child run ends with its parent, and both charge one ledger.
+Rule 4: what a child reads its parents have read, and what comes from a child is untrusted to them. A child begins with
+        what its parent had read when it was opened.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import HostFault, ScopeError
 from lockgate.contract.run import Principal, Via
 from lockgate.policy import CompiledScope, Ledger
+from lockgate.policy.canary import RANDOM_BYTES, Needles, mint
+from lockgate.policy.latch import CLEAN, TAINTS
 
 TICKET_SECONDS: Final = 300.0
 MAX_RUNS: Final = 10_000
@@ -36,12 +40,17 @@ class Run:
         id: names it in every row. principal: on whose behalf. scope: what it may do.
         bounds: the configuration's, for tool calls and as ceiling of tickets. parent: the run it was narrowed from.
         over: it was closed; nothing starts in it any more. tickets: how many are unused.
+        seen: labels of the results it was given ("private", "untrusted"). canary: the value planted in it and its
+            children, "" when no operation of its scope declares a field for one.
 
     """
 
     __slots__ = (
+        "_labels",
+        "_needles",
         "_places",
         "bounds",
+        "canary",
         "children",
         "id",
         "ledger",
@@ -49,6 +58,7 @@ class Run:
         "parent",
         "principal",
         "scope",
+        "seen",
         "tickets",
     )
 
@@ -62,6 +72,12 @@ class Run:
         self.children: list[Run] = []
         self.over = False
         self.tickets = 0
+        self.seen: frozenset[str] = CLEAN if parent is None else parent.seen
+        self.canary: str = "" if parent is None else parent.canary
+        if not self.canary and any(one.decoys for one in scope.operations.values()):
+            self.canary = mint(os.urandom(RANDOM_BYTES))
+        self._needles: Needles | None = None if parent is None else parent._needles  # noqa: SLF001
+        self._labels: threading.Lock = threading.Lock() if parent is None else parent._labels  # noqa: SLF001
         self._places = [None] * bounds.calls_in_flight
 
     def enter(self) -> bool:
@@ -75,6 +91,30 @@ class Run:
     def leave(self) -> None:
         """Give the place back."""
         self._places.append(None)
+
+    @property
+    def latched(self) -> bool:
+        """Whether it has read private and untrusted data (E7)."""
+        return self.seen >= TAINTS
+
+    def learn(self, labels: frozenset[str]) -> list[Run]:
+        """Take the labels of a result; returns the runs, this and those above, that are latched from now on."""
+        fell: list[Run] = []
+        run: Run | None = self
+        with self._labels:
+            while run is not None:
+                before, run.seen = run.seen, run.seen | labels
+                if run.seen >= TAINTS and not before >= TAINTS:
+                    fell.append(run)
+                run, labels = run.parent, labels | {"untrusted"}
+        return fell
+
+    @property
+    def needles(self) -> Needles:
+        """The forms in which its planted value is looked for; made at the first use."""
+        if self._needles is None:
+            self._needles = Needles.of((self.canary,) if self.canary else ())
+        return self._needles
 
     def family(self) -> list[Run]:
         """This run and all below it."""

@@ -101,6 +101,7 @@ class Core:
         self.supervisor = Peer("supervisor", supervisor, _FROM_SUPERVISOR)
         self.closings: dict[str, Waits] = {}
         self.streams: dict[int, Stream] = {}
+        self.latches: dict[str, Callable[[], None]] = {}
         self.next_id = itertools.count(1).__next__
         self._on_approval = on_approval
 
@@ -116,6 +117,8 @@ class Core:
                 _resolve(self.closings.pop(message.ticket, None), message)
             elif isinstance(message, wire.ApprovalAsked):
                 self._on_approval(message)
+            elif isinstance(message, wire.RunLatched):
+                self.latches.get(message.run, _nothing)()
             else:
                 self._answer(peer, message)
         return True
@@ -182,3 +185,7 @@ def unwrap(value: Any, kind: type[T], peer: Peer, seconds: float) -> T:
         raise value
     what = f"did not answer within {seconds:g} s" if value is None else "answered with a message of another kind"
     raise HostFault(f"the {peer.name} {what}", next_step="end this Gate and open a new one; see: lockgate doctor")
+
+
+def _nothing() -> None:
+    """Stand in for a run that is not open here any more."""

@@ -27,8 +27,10 @@ _ORDER: Final = {"critical": 0, "high": 1, "medium": 2}
 class Known:
     """The guard of one run and what it knows; made at its first use."""
 
-    def __init__(self, table: Render) -> None:
+    def __init__(self, table: Render, canary: str = "") -> None:
         self._table = table
+        self._canary = canary
+        self._latched = False
         self._guard: Guard | None = None
 
     @property
@@ -37,8 +39,18 @@ class Known:
         if self._guard is None:
             from lockgate.render import Guard, RenderPolicy  # noqa: PLC0415
 
-            self._guard = Guard(RenderPolicy.of(**msgspec.structs.asdict(self._table)))
+            rules = msgspec.structs.asdict(self._table)
+            if self._canary:
+                rules["canaries"] = (*self._table.canaries, self._canary)
+            self._guard = Guard(RenderPolicy.of(**rules))
+            self._guard.latched = self._latched
         return self._guard
+
+    def latch(self) -> None:
+        """Let no prefix rule make a URL live any more."""
+        self._latched = True
+        if self._guard is not None:
+            self._guard.latched = True
 
     @property
     def _provenance(self) -> Provenance | None:

@@ -18,7 +18,7 @@ import msgspec
 from lockgate.policy.checks import FieldCheck
 from lockgate.policy.comparisons import Test, plain, prepare
 from lockgate.policy.constraints import Budget, Conditions, Constraint, When, nearest, refuse
-from lockgate.policy.latch import sink_of
+from lockgate.policy.latch import Sink, sink_of
 from lockgate.policy.registry import Operation, Operations
 from lockgate.policy.verdict import NONE, Charge, Obligations, Verdict
 
@@ -107,7 +107,7 @@ class Rule:
         self.operation = operation
         self.name = operation.name
         self.labels = operation.labels
-        self.sink = sink_of(operation.labels)
+        self.sink: Sink = sink_of(operation.labels)
         self.args_type = operation.args_type
         self.checks = checks
         self.denials = denials

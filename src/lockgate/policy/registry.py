@@ -19,6 +19,7 @@ import msgspec
 from lockgate.contract.bounds import FRAME_BYTES
 from lockgate.policy import checks, results
 from lockgate.policy.describe import describe
+from lockgate.policy.latch import taints
 from lockgate.policy.types import Args, BadArguments
 
 if TYPE_CHECKING:
@@ -54,12 +55,15 @@ class Operation:
         fields: arguments by name, for scopes.
         authorize_checks: rules of the arguments' own types that are part of the decision (URL destinations).
         vouches: whether a field of its result is declared `lg.SafeUrl`.
+        decoys: fields of its result that are declared `lg.Decoy`.
+        taints: what its result adds to what a run has read ("private", "untrusted").
 
     """
 
     __slots__ = (
-        "_encode", "args_type", "authorize_checks", "decode_args", "doc", "effect", "fields", "fn",
-        "idempotency", "is_async", "labels", "max_result", "name", "reconcile", "result_type", "timeout", "vouches",
+        "_encode", "args_type", "authorize_checks", "decode_args", "decoys", "doc", "effect", "fields", "fn",
+        "idempotency", "is_async", "labels", "max_result", "name", "reconcile", "result_type", "taints", "timeout",
+        "vouches",
         "why",
     )  # fmt: skip
 
@@ -90,6 +94,8 @@ class Operation:
         self.fields, found = checks.arguments(self.name, self.args_type)
         results.check(self.name, self.result_type)
         self.vouches = results.marks(self.name, self.result_type)
+        self.decoys = results.decoys(self.name, self.result_type)
+        self.taints = taints(labels)
         self.authorize_checks = tuple(one for one in found if one.check.stage == "authorize")
         self.decode_args = _decode_args(self, found)
         self._encode = msgspec.json.Encoder().encode

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from lockgate.policy.checks import CREDENTIAL, hints, refuse, show
-from lockgate.policy.types import URL_SAFE_KEY, SafeUrl
+from lockgate.policy.types import DECOY_KEY, URL_SAFE_KEY, SafeUrl
 
 MAX_URLS: Final = 64
 """URL-safe values that one result makes known; a result with more makes only the first ones live."""
@@ -51,6 +51,8 @@ def _result(operation: str, kind: Any, path: str, seen: set[Any]) -> None:
         seen.add(kind)
         found = hints(operation, kind)
         for name in kind.__struct_fields__:
+            if _is_decoy(found[name]) and path == "result":
+                continue  # it may look like a credential: that is what it is for
             if set(name.lower().split("_")) & CREDENTIAL:
                 refuse(operation, f"{path}.{name}", "no call returns a credential (C1)", "leave the field out")
             _result(operation, found[name], f"{path}.{name}", seen)
@@ -81,6 +83,32 @@ def _marked(kind: Any) -> bool:
     return any(
         one is SafeUrl or (isinstance(one, msgspec.Meta) and URL_SAFE_KEY in (one.extra or {}))
         for one in kind.__metadata__
+    )
+
+
+def decoys(operation: str, kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the fields of a result that are declared `lg.Decoy`.
+
+    Raises:
+        RegistrationError: one has no default, so an operation would have to make it up.
+
+    """
+    found = hints(operation, kind)
+    names = tuple(name for name in kind.__struct_fields__ if _is_decoy(found[name]))
+    for field in msgspec.structs.fields(kind):
+        if field.name in names and field.required:
+            refuse(
+                operation,
+                f"result.{field.name}",
+                "a decoy is filled in by the broker",
+                f'write {field.name}: lg.Decoy = ""',
+            )
+    return names
+
+
+def _is_decoy(kind: Any) -> bool:
+    return get_origin(kind) is Annotated and any(
+        isinstance(one, msgspec.Meta) and DECOY_KEY in (one.extra or {}) for one in kind.__metadata__
     )
 
 

@@ -25,6 +25,7 @@ from lockgate.policy.url import Url, UrlRule, first_refusal
 INT_LIMIT: Final = 2**53  # beyond it a JSON reader that holds numbers as doubles changes the value
 EXTRA_KEY: Final = "lockgate"
 URL_SAFE_KEY: Final = "lockgate.url_safe"
+DECOY_KEY: Final = "lockgate.decoy"
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9]{0,15}")
 _ROOT: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -242,6 +243,10 @@ UrlArg: Final = _Kind(str, _url)
 Cents = Annotated[int, msgspec.Meta(gt=0, le=INT_LIMIT, description="an amount of money in cents, above zero")]
 SafeUrl = Annotated[str, msgspec.Meta(description="a URL that may be shown as a live link", extra={URL_SAFE_KEY: True})]
 """A result field whose https URL the render guard lets live: the operation vouches that no stranger chose it (E5)."""
+
+
+Decoy = Annotated[str, msgspec.Meta(description="a value of no use", extra={DECOY_KEY: True})]
+"""A field at the top of a result that the broker fills with the run's planted value: `api_key: lg.Decoy = ""` (E7)."""
 
 
 class Token(Protocol):

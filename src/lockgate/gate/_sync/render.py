@@ -28,10 +28,10 @@ class RunRender:
     A URL in the user's own message is a link that may live; one in a result field declared `lg.SafeUrl` an image, too.
     """
 
-    def __init__(self, session: Session, run: Run) -> None:
+    def __init__(self, session: Session, run: Run, *, canary: str = "") -> None:
         self._session = session
         self._run = run
-        self._known = Known(session.config.render)
+        self._known = Known(session.config.render, canary)
 
     def add_message(self, text: str) -> None:
         """Say what the user wrote: its https URLs may be live links in this run's answers. Never a model's words."""
@@ -43,8 +43,11 @@ class RunRender:
             self._known.fields(urls)
 
     def latch(self) -> None:
-        """From now on no prefix rule makes a URL live, only what is known; there is no way back (E7)."""
-        self._known.guard.latched = True
+        """From now on no prefix rule makes a URL live, only what is known; there is no way back (E7).
+
+        The Gate calls it by itself once the run has been given private and untrusted results.
+        """
+        self._known.latch()
 
     def belongs_to(self, session: Session) -> bool:
         """Whether the run is one of this Gate."""
