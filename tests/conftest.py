@@ -17,8 +17,10 @@ from container_fixtures import (
     container_run,
     container_template,
 )
+from egress_fixtures import egress_world
 from gate_fixtures import gate, gate_config, gate_run, rung_or_skip
 from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
+from wasm_guest_fixtures import wasm_guest, wasm_numbers, wasm_tiny
 
 settings.register_profile("lockgate", database=None)  # leaves nothing behind
 settings.load_profile("lockgate")
@@ -31,6 +33,7 @@ __all__ = [
     "container_open_template",
     "container_run",
     "container_template",
+    "egress_world",
     "forking_supervisor",
     "gate",
     "gate_config",
@@ -38,4 +41,7 @@ __all__ = [
     "own_supervisor",
     "rung_or_skip",
     "supervisor",
+    "wasm_guest",
+    "wasm_numbers",
+    "wasm_tiny",
 ]

@@ -26,8 +26,10 @@ def main() -> None:
 
     pid = int(sys.argv[1])
     if pid:
-        namespaces = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in ("user", "net")]
-        for fd in namespaces:
+        places = [f"/proc/{pid}/ns/{kind}" for kind in ("user", "net")]
+        # Joining one's own user namespace is an error (setns(2)).
+        others = [one for one in places if os.readlink(one) != os.readlink(one.replace(str(pid), "self"))]
+        for fd in [os.open(one, os.O_RDONLY) for one in others]:
             call("setns", fd, 0)
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)

@@ -198,7 +198,9 @@ def _serve_web(directory: Path, log: _Log) -> None:
     authority.cert_pem.write_to_path(str(directory / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
-    authority.issue_cert(*NAMES).configure_cert(context)
+    own = authority.issue_cert(*NAMES)
+    own.configure_cert(context)
+    own.private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -265,6 +267,25 @@ def _serve_web(directory: Path, log: _Log) -> None:
             threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
+def _serve_quic(directory: Path) -> None:
+    import asyncio
+
+    from aioquic.asyncio import serve
+    from aioquic.quic.configuration import QuicConfiguration
+
+    configuration = QuicConfiguration(is_client=False, alpn_protocols=["h3"])
+    configuration.load_cert_chain(str(directory / "server.pem"), str(directory / "server.pem"))
+    up = threading.Event()
+
+    async def forever() -> None:
+        await serve("0.0.0.0", 443, configuration=configuration)
+        up.set()
+        await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(forever()), daemon=True).start()
+    assert up.wait(30)
+
+
 def main() -> None:
     """Be the world until stdin ends."""
     from lockgate.kernel import netlink, process_unsafe
@@ -287,6 +308,7 @@ def main() -> None:
         six = False
     _serve_dns(directory, _Log(directory / "queries.log"))
     _serve_web(directory, _Log(directory / "requests.log"))
+    _serve_quic(directory)
     sys.stdout.write(json.dumps({"ipv6": six}) + "\n")
     sys.stdout.flush()
     while os.read(0, 4096):
