@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockgate.contract import wire
+from lockgate.contract.rungs import BUILT
 from lockgate.runtimes.container import ContainerRuntime
 from lockgate.supervisor import doctor, engine
 from lockgate.supervisor.settings import Settings
@@ -27,7 +28,6 @@ def test_every_bound_has_a_row_with_what_was_seen(supervisor):
     (container,) = [rung for rung in report["rungs"] if rung["rung"] == "container"]
     assert container["available"]
     assert container["boundary"] == "shared kernel"
-    assert not any(rung["available"] for rung in report["rungs"] if rung["rung"] != "container")
     assert report["memory_by"] == supervisor.ready.facts["memory_by"]
     timings = report["timings"]
     assert 0 < timings["warm_ms"] < timings["cold_ms"]
@@ -42,10 +42,13 @@ def test_a_rung_is_available_once_the_attack_suite_reached_nothing_in_it(supervi
     assert {name: rung["boundary"] for name, rung in rungs.items()} == {
         "container": "shared kernel", "gvisor": "user-space kernel", "microvm": "hardware", "wasm": "wasm",
     }  # fmt: skip
-    for name in ("gvisor", "microvm", "wasm"):
-        assert rungs[name]["missing"] == "not in this version"
-        assert rungs[name]["fix"]
-        assert rungs[name]["probes"] == 0
+    for name, row in rungs.items():
+        assert row["available"] == (not row["missing"]), row
+        assert row["fix"] or row["available"], row
+        assert row["probes"] >= 150 or not row["available"], row
+        if name not in BUILT:
+            assert row["missing"] == "not in this version"
+            assert row["probes"] == 0
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_a_rung_is_available_once_the_attack_suite_reached_nothing_in_it(supervi
 )
 def test_a_rung_that_leaks_or_does_not_harden_is_not_available(arguments, missing, monkeypatch):
     """Negative control: a slot without its hardening boots and answers, and is not called available for that."""
-    monkeypatch.setattr(engine, "runtimes", lambda: {"container": ContainerRuntime(arguments)})
+    monkeypatch.setattr(engine, "runtimes", lambda *_: {"container": ContainerRuntime(arguments)})
     report = doctor.report(Settings(pool=1, memory="rlimit"))
     row = next(rung for rung in report["rungs"] if rung["rung"] == "container")
     assert not row["available"]

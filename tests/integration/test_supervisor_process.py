@@ -403,7 +403,7 @@ from lockgate.runtimes.container import ContainerRuntime
 from lockgate.supervisor import engine
 from lockgate.supervisor.loop import Reactor
 from lockgate.supervisor.settings import Settings
-engine.runtimes = lambda: {"container": ContainerRuntime((f"--fail={sys.argv[1]}",))}
+engine.runtimes = lambda *_: {"container": ContainerRuntime((f"--fail={sys.argv[1]}",))}
 reactor, sent = Reactor(), []
 def send(message):
     sent.append(message)

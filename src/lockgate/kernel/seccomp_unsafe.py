@@ -12,6 +12,7 @@ from typing import Final
 from lockgate.kernel.syscalls_unsafe import call
 
 _SET_MODE_FILTER: Final = 1
+_TSYNC: Final = 1
 _INSTRUCTION: Final = 8
 
 
@@ -30,6 +31,16 @@ class Filter:
             struct.pack("=HxxxxxxQ", self.length, ctypes.addressof(self._code)), 16
         )
 
-    def install(self) -> None:
-        """Confine this process and its children for good; needs no_new_privs."""
-        call("seccomp", _SET_MODE_FILTER, 0, ctypes.addressof(self._fprog))
+    def install(self, *, every_thread: bool = False) -> None:
+        """Confine this thread and all that it makes for good; needs no_new_privs.
+
+        Args:
+            every_thread: confine the threads that exist as well (SECCOMP_FILTER_FLAG_TSYNC), all or none.
+
+        Raises:
+            OSError: it was refused, or a thread could not be confined.
+
+        """
+        got = call("seccomp", _SET_MODE_FILTER, _TSYNC if every_thread else 0, ctypes.addressof(self._fprog))
+        if got:  # the id of the thread that has a filter of its own
+            raise OSError(1, f"thread {got} cannot be confined with the others", "seccomp")

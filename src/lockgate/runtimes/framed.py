@@ -222,6 +222,10 @@ class FramedMachine:
         self.stdout = self.stderr = self.pidfd = -1
 
     # ---- what a slot says ----------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """Listen to nothing more: the machine said how its run ended."""
+        self._state = "done"
+
     def failed(self, step: str, code: int, detail: str) -> MachineFailed:
         """Return why nothing more of this machine is listened to."""
         self._state = "failed"
@@ -298,5 +302,5 @@ class FramedMachine:
                 message=_cut(info.message, dialog.ERROR_MESSAGE_BYTES)[0],
                 traceback=_cut(info.traceback, 2 * dialog.ERROR_TRACEBACK_BYTES)[0],
             )
-        self._state = "done"
+        self.finish()
         return MachineResult(value=value, text=text, error=info, exit_code=claim.exit_code, truncated=truncated)

@@ -13,6 +13,7 @@ import array
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -34,6 +35,24 @@ class Child(NamedTuple):
     request: dict[str, Any]
 
 
+class Stages:
+    """Where a child is on its way, and how long each step took."""
+
+    def __init__(self, fail: str) -> None:
+        self.name = "clone"
+        self.microseconds: dict[str, int] = {}
+        self._fail = fail
+        self._since = time.perf_counter_ns()
+
+    def next(self, name: str) -> None:
+        """Begin step `name`."""
+        now = time.perf_counter_ns()
+        self.microseconds[self.name] = (now - self._since) // 1000
+        self.name, self._since = name, now
+        if name == self._fail:
+            raise OSError(1, "made to fail by the template's argument")
+
+
 class Nursery:
     """Serves spawn requests until ctl ends.
 
@@ -42,6 +61,7 @@ class Nursery:
         proc: descriptor of a procfs.
         first_id: the first of `IDS` ids that children may have, as this process's user namespace names them; None =
             children map themselves to the one id that this process has.
+        isolate: whether children get namespaces of their own; where none can be had they keep this process's ids.
         own_proc: whether `proc` shows the pids that this process sees; else those of an outer pid namespace.
 
     Attributes:
@@ -49,12 +69,15 @@ class Nursery:
 
     """
 
-    def __init__(self, ctl: socket.socket, proc: int, *, first_id: int | None, own_proc: bool) -> None:
+    def __init__(
+        self, ctl: socket.socket, proc: int, *, first_id: int | None, own_proc: bool, isolate: bool = True
+    ) -> None:
         self.step = "start"
         self._ctl = ctl
         self._proc = proc
         self._first_id = first_id
         self._own_proc = own_proc
+        self._isolate = isolate
         self._made = 0
         self._pids = array.array("i", [0]) * IDS
 
@@ -104,7 +127,7 @@ class Nursery:
         number = self._free_id()
         go_read, go_write = os.pipe()
         try:
-            pid, pidfd = process.clone_slot()
+            pid, pidfd = process.clone_slot(process.ALL_NAMESPACES if self._isolate else 0)
         except OSError:
             os.close(go_read)
             os.close(go_write)
@@ -142,7 +165,7 @@ class Nursery:
         if os.read(child.go, 1) != b"g":
             raise OSError(32, "the template ended before the maps were written")
         os.close(child.go)
-        if self._first_id is None:
+        if self._first_id is None and self._isolate:
             for name, line in (("setgroups", b"deny"), ("uid_map", b"65534 0 1"), ("gid_map", b"65534 0 1")):
                 write(self._proc, f"self/{name}", line)
 

@@ -81,9 +81,7 @@ class Engine:
             most=settings.bounds,
             recycle=settings.recycle,
         )
-        self.deck = Deck(
-            reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, settings.accepted
-        )
+        self.deck = Deck(reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, settings.accepted)
         self.runs: dict[int, Run] = {}
         self.tickets: dict[str, Run] = {}
         self._keys: dict[tuple[str, str | None, bool], Key] = {}
@@ -95,7 +93,7 @@ class Engine:
         tree: str | None = None
         packages: tuple[tuple[str, str], ...] = ()
         preload: tuple[str, ...] = ()
-        if key.env is not None:
+        if key.env is not None and key.env not in key.nature.sets:
             info = envs.find(key.env, store=self.store)
             tree, packages, preload = info.tree, info.packages, info.preload
         runtime = self.runtimes[key.rung]
@@ -132,9 +130,9 @@ class Engine:
             raise UnknownRung(
                 f"this version has no rung {rung!r}", next_step="use one of: " + ", ".join(sorted(self.runtimes))
             )
-        if env is not None:
-            envs.find(env, store=self.store)
         nature = self.runtimes[rung].nature
+        if env is not None and env not in nature.sets:
+            envs.find(env, store=self.store)
         by_rlimit = self.layout.memory_by == "none" and not nature.holds_memory
         if by_rlimit and not (accept_rlimit or self.settings.memory == "rlimit"):
             why = self.layout.missing.get("memory") or self.layout.missing.get("swap") or "no memory cgroup"

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 import resource
-import socket
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +19,7 @@ from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.run import Rung
 from lockgate.contract.rungs import Boundary
-from lockgate.runtimes import forked
+from lockgate.runtimes import forked, ids
 from lockgate.runtimes.container import layout, plan
 from lockgate.runtimes.forked import ForkedTemplate
 from lockgate.runtimes.protocol import Nature, TemplateSpec, Unavailable
@@ -29,10 +27,6 @@ from lockgate.runtimes.single import run_once
 
 START_SECONDS: Final = 60.0  # preloading pandas on a cold disk takes seconds
 PROBE_SECONDS: Final = 10.0
-# Blocks of 65,536 ids that neither subuid files nor container managers use by default.
-_FIRST_BLOCK: Final = 0x7000
-_BLOCKS: Final = 0x0FFE
-_TRIES: Final = 64
 
 _USERNS_FIX: Final = (
     "allow user namespaces: kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, "
@@ -76,7 +70,7 @@ class ContainerRuntime:
                 "preload": spec.preload,
                 "memory_by_rlimit": spec.memory_by_rlimit,
                 "arguments": self._arguments,
-                "base": _claim_ids(owned) if _is_host_root() else 0,
+                "base": ids.claim(owned) if ids.is_host_root() else 0,
             }
             argv = [plan.interpreter(), "-I", "-S", str(Path(__file__).with_name("launcher.py"))]
             parent = forked.launch(argv, msgspec.json.encode(data), START_SECONDS, _explained)
@@ -114,40 +108,6 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _is_host_root() -> bool:
-    """Whether this is id 0 of the initial user namespace, which may map any range of ids (user_namespaces(7)).
-
-    Root of another namespace (a rootless container) has few ids to give away and works like a plain user.
-    """
-    return os.getuid() == 0 and Path("/proc/self/uid_map").read_text("ascii").split() == ["0", "0", str(2**32 - 1)]
-
-
-def _claim_ids(owned: contextlib.ExitStack) -> int:
-    """Return the first of 65,536 host ids that no other template of this host maps now.
-
-    The claim is a name in the abstract socket namespace: the kernel gives it to one holder and takes it back when
-    that one dies, so there is no lock file to go stale.
-    """
-    for _ in range(_TRIES):
-        block = _FIRST_BLOCK + random.randrange(_BLOCKS)  # noqa: S311 - spreads claims, guards nothing
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            claim.bind(f"\0lockgate-ids-{block:x}")
-        except OSError as error:
-            claim.close()
-            if error.errno != errno.EADDRINUSE:
-                raise HostFault(
-                    f"no id range could be claimed: {error.strerror}", next_step="see the errno in unix(7)"
-                ) from error
-            continue
-        owned.callback(claim.close)
-        return block << 16
-    raise HostFault(
-        f"no free id range in {_TRIES} tries",
-        next_step="stop other lockgate supervisors, or whoever binds lockgate-ids-*",
-    )
 
 
 def _explained(step: str, code: int, detail: str) -> CannotIsolate | HostFault:

@@ -23,7 +23,7 @@ from lockgate.kernel import process_unsafe as process
 from lockgate.kernel.seccomp_unsafe import Filter
 from lockgate.runtimes import dialog
 from lockgate.runtimes.container import layout
-from lockgate.runtimes.nursery import Child, Nursery
+from lockgate.runtimes.nursery import Child, Nursery, Stages
 
 STEPS = (
     "maps", "ids", "deathsig", "tmpfs", "proc", "hostname", "fds", "rlimits", "cwd",
@@ -50,24 +50,6 @@ class Job:
     fail: str
     open: bool
     serve: Serve
-
-
-class Stages:
-    """Where the slot is, and how long each step took."""
-
-    def __init__(self, fail: str) -> None:
-        self.name = "clone"
-        self.microseconds: dict[str, int] = {}
-        self._fail = fail
-        self._since = time.perf_counter_ns()
-
-    def next(self, name: str) -> None:
-        """Begin step `name`."""
-        now = time.perf_counter_ns()
-        self.microseconds[self.name] = (now - self._since) // 1000
-        self.name, self._since = name, now
-        if name == self._fail:
-            raise OSError(1, "made to fail by the template's argument")
 
 
 def enter(job: Job) -> tuple[Serve, dict[str, Any], int, bool]:

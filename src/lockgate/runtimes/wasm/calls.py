@@ -19,8 +19,8 @@ from lockgate.kernel import bpf, tables
 from lockgate.kernel.arch import Arch
 
 _CALLS: Final = """read write close fstat poll ppoll munmap mremap madvise brk futex clock_gettime clock_getres
-clock_nanosleep nanosleep gettimeofday time getrandom rt_sigreturn rt_sigprocmask rt_sigaction sigaltstack sched_yield getpid gettid
-restart_syscall exit exit_group"""
+clock_nanosleep nanosleep gettimeofday time getrandom rt_sigreturn rt_sigprocmask rt_sigaction sigaltstack sched_yield
+getpid gettid restart_syscall exit exit_group"""
 ALLOWED: Final = frozenset(_CALLS.split())
 BY_ARGUMENT: Final = ("mmap", "mprotect", "tgkill", "clone3")
 PROT_EXEC: Final = 4
