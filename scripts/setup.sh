@@ -73,3 +73,12 @@ if [ "$mode" = dev ]; then
     nice .venv/bin/python -m lockgate wasm build >/dev/null ||
         echo "note: going on without the guest of the wasm rung: its tests will fail as root, else skip" >&2
 fi
+
+# The gVisor rung: Debian's runsc, the tested build of it, kept outside of this checkout, and twenty boots that say
+# whether it may be used here. Both are skipped when they were done before.
+if [ "$mode" = dev ] && [ "$(id -u)" = 0 ]; then
+    command -v mkfs.erofs >/dev/null || (apt_install erofs-utils) || true
+    .venv/bin/python -m lockgate gvisor check >/dev/null 2>&1 ||
+        { .venv/bin/python -m lockgate gvisor fetch >/dev/null && .venv/bin/python -m lockgate gvisor check >/dev/null; } ||
+        echo "note: going on without runsc: tests of the gvisor rung will fail" >&2
+fi

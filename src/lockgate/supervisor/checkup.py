@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import statistics
 from collections.abc import Callable
 from typing import Any, Final
@@ -125,5 +126,43 @@ def _container_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
     ]
 
 
-INSIDE: Final[dict[Rung, Inside]] = {"container": Inside(_CONTAINER, _container_walls)}
+_GVISOR: Final = """
+import mmap, os, socket
+def refused(f):
+    try: f()
+    except (OSError, ValueError) as e: return e.errno if isinstance(e, OSError) else -1
+    return 0
+lib = os.path.dirname(os.__file__)
+def mapped():
+    with open(lib + '/os.py', 'rb') as file: mmap.mmap(file.fileno(), 4096, prot=5, flags=2)
+[os.uname().release, os.getuid(), refused(lambda: socket.socket()), refused(mapped), sorted(os.listdir('/')),
+ len(os.listdir('/proc')), refused(lambda: open('/usr/x', 'w')), refused(lambda: os.chroot('/'))]
+"""
+
+
+def _gvisor_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
+    try:
+        kernel, uid, network, mapping, tree, proc, write, chroot = value
+    except (TypeError, ValueError):
+        return [Row(name="sentry", holds=False, by="", saw="nothing of what was asked", fix="report this")]
+    own = kernel != platform.release() and kernel == facts.get("kernel")
+    rows = [
+        ("sentry", own, "a kernel of its own answers", f"kernel {kernel} inside, {platform.release()} outside"),
+        ("ids and capabilities", uid == 65534 and chroot != 0, "given up inside too", f"chroot: errno {chroot}"),
+        ("exec mappings", mapping != 0, f"{facts.get('filter')} instructions inside", f"errno {mapping}"),
+        ("network", network != 0, "no interface, and the filter inside", f"socket(): errno {network}"),
+        ("tree", write != 0 and "sys" not in tree, "one read-only image", ", ".join(map(str, tree))[:100]),
+        ("proc cover", proc == 0, "no procfs in the tree", f"{proc} entries in /proc"),
+        ("files", True, f"inodes: {facts.get('inodes')}", "a limit of the sentry, or counted while code runs"),
+    ]
+    return [
+        Row(name=name, holds=bool(holds), by=by, saw=saw, fix="" if holds else "run `lockgate gvisor check --again`")
+        for name, holds, by, saw in rows
+    ]
+
+
+INSIDE: Final[dict[Rung, Inside]] = {
+    "container": Inside(_CONTAINER, _container_walls),
+    "gvisor": Inside(_GVISOR, _gvisor_walls),
+}
 """A rung that is not here is asked the attack suite alone."""

@@ -107,7 +107,7 @@ def config(image: Path) -> dict[str, Any]:
 def modules(settings: dict[str, Any]) -> str:
     """Return what the first program reads before anything else: our modules and the guest's, as one JSON text."""
     package = Path(__file__).resolve().parents[2]
-    sources = dict.fromkeys(_OUR_PACKAGES, "")
+    sources: dict[str, str] = {one: "" for one in _OUR_PACKAGES}  # noqa: C420 - fromkeys would be typed by the names
     for file in sorted((package / "kernel").glob("*.py")):
         if file.stem != "__init__":
             sources[f"lockgate.kernel.{file.stem}"] = file.read_text(encoding="utf-8")

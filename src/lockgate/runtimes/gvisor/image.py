@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Generator
 from pathlib import Path
@@ -27,8 +28,9 @@ from lockgate.runtimes.container.layout import BOOT
 from lockgate.runtimes.gvisor import layout
 from lockgate.runtimes.protocol import Unavailable
 
-_FORMAT: Final = 2  # part of every name: raise it when what is built changes
+FORMAT: Final = 2  # part of every name: raise it when what is built changes
 _SECONDS: Final = 300.0
+_UNUSED_SECONDS: Final = 30 * 86400.0
 _TOOL_PATHS: Final = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 # Of the standard library: what no run can use (static libraries, screens) and tests, half of its size.
 _LEFT_OUT: Final = frozenset(
@@ -40,14 +42,21 @@ _NO_TOOL: Final = Unavailable(
 
 
 class Image:
-    """An image that is there: where, its bytes, and sha256 of what it was made from (its name)."""
+    """An image that is there, kept there while this object is not closed: where, and its name."""
 
-    __slots__ = ("key", "path", "size")
+    __slots__ = ("_lock", "key", "path")
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
         self.key = key
-        self.size = path.stat().st_size
+        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let go of it; idempotent."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
 
 def find_or_build(store: Path, tree: str | None) -> Image:
@@ -72,10 +81,12 @@ def find_or_build(store: Path, tree: str | None) -> Image:
     final = store / f"{key}.erofs"
     try:
         store.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with _locked(store / "lock"):
+        with locked(store / "lock"):
             if not final.is_file():
+                _forget_unused(store)
                 _build(sources, key, store, final)
-        return Image(final, key)
+            os.utime(final)
+            return Image(final, key)
     except OSError as error:
         raise HostFault(
             f"the image of the gvisor rung cannot be written to {store} ({error.strerror})",
@@ -84,14 +95,27 @@ def find_or_build(store: Path, tree: str | None) -> Image:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """One builder at a time; the lock is the kernel's, so none is left behind by a builder that died."""
+def locked(path: Path) -> Generator[None]:
+    """Hold a lock of this host: it is the kernel's, so none is left behind by a holder that died."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
+
+
+def _forget_unused(store: Path) -> None:
+    """Remove images that no template of this host has open and none was started from for a month."""
+    for path in store.glob("*.erofs"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(fd).st_mtime > _UNUSED_SECONDS:
+                    path.unlink()
+            finally:
+                os.close(fd)
 
 
 # ---- what is in it -----------------------------------------------------------------------------------------------
@@ -124,7 +148,7 @@ def _files(sources: plan.Plan) -> list[tuple[str, str]]:
 
 def _key(sources: plan.Plan) -> str:
     """Return what names the image: a hash over place, size and time of change of every source."""
-    total = hashlib.sha256(f"lockgate gvisor image {_FORMAT}\n".encode())
+    total = hashlib.sha256(f"lockgate gvisor image {FORMAT}\n".encode())
     for source, target in _files(sources):
         status = Path(source).stat()
         total.update(f"{target}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))

@@ -17,7 +17,7 @@ from typing import Any, Final
 from lockgate.contract.bounds import Bounds, MiB
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.run import Rung
-from lockgate.contract.rungs import Boundary, GvisorChoices
+from lockgate.contract.rungs import Boundary, GvisorChoices, Weakness
 from lockgate.runtimes import forked
 from lockgate.runtimes.container import plan
 from lockgate.runtimes.framed import FramedMachine
@@ -98,15 +98,18 @@ class GvisorRuntime:
         """
         _check_host(spec)
         runsc = self.runsc()
-        packed = image.find_or_build(self.store / "images", spec.tree)
-        verdict = selftest.cached(self.store, runsc, packed)
-        if verdict is None:
-            selftest.run(self.store, runsc, packed, lambda: self._launch(runsc, packed, spec, restore=False))
-        # Read by us, so that the pages are charged to us: a box that is charged for them is not killed when it runs out
-        # of memory, the kernel takes the image away from it and gives it back, page by page, until the wall clock.
-        for path in (packed.path, Path(runsc.path)):
-            _read(path)
-        return self._launch(runsc, packed, spec, restore=self._restore)
+        with contextlib.ExitStack() as owned:
+            packed = image.find_or_build(self.store / "images", spec.tree)
+            owned.callback(packed.close)
+            self._trust(runsc, packed, spec, again=False)
+            # Read by us, so that the pages are charged to us: a box that is charged for them is not killed when it runs
+            # out of memory, the kernel takes the image away from it and gives it back, page by page.
+            for path in (packed.path, Path(runsc.path)):
+                _read(path)
+            kept = contextlib.ExitStack()
+            template = self._launch(runsc, packed, spec, restore=self._restore, owned=kept)
+            kept.enter_context(owned.pop_all())
+            return template
 
     def check(self, *, again: bool = False) -> dict[str, Any]:
         """Return what the boots of the self-test showed; run them if there is no verdict yet, or `again`.
@@ -119,12 +122,27 @@ class GvisorRuntime:
         _check_host(spec)
         runsc = self.runsc()
         packed = image.find_or_build(self.store / "images", None)
-        verdict = None if again else selftest.cached(self.store, runsc, packed)
-        if verdict is None:
-            verdict = selftest.run(self.store, runsc, packed, lambda: self._launch(runsc, packed, spec, restore=False))
-        return verdict
+        with contextlib.closing(packed):
+            return self._trust(runsc, packed, spec, again=again)
 
-    def _launch(self, runsc: binary.Runsc, packed: image.Image, spec: TemplateSpec, *, restore: bool) -> GvisorTemplate:
+    def _trust(self, runsc: binary.Runsc, packed: image.Image, spec: TemplateSpec, *, again: bool) -> dict[str, Any]:
+        verdict = None if again else selftest.cached(self.store, runsc, packed)
+        if verdict is not None:
+            return verdict
+        with image.locked(self.store / "lock"):  # who waited here finds the verdict of who did not
+            return (None if again else selftest.cached(self.store, runsc, packed)) or selftest.run(
+                self.store, runsc, packed, lambda: self._launch(runsc, packed, spec, restore=False), again=again
+            )
+
+    def _launch(
+        self,
+        runsc: binary.Runsc,
+        packed: image.Image,
+        spec: TemplateSpec,
+        *,
+        restore: bool,
+        owned: contextlib.ExitStack | None = None,
+    ) -> GvisorTemplate:
         work = self.store / "work"
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         order = {
@@ -138,9 +156,11 @@ class GvisorRuntime:
         argv = [plan.interpreter(), "-I", "-S", str(Path(__file__).with_name("launcher.py"))]
         parent = forked.launch(argv, json.dumps(order).encode(), START_SECONDS, _explained)
         parent.facts.update(runsc=runsc.version, go=runsc.go, sha256=runsc.sha256, image=packed.key)
-        return GvisorTemplate(
-            self.rung, self.boundary, parent, contextlib.ExitStack(), "old runtime" if runsc.old else None
-        )
+        weakness: Weakness | None = "old runtime" if runsc.old else None
+        template = GvisorTemplate(self.rung, self.boundary, parent, owned or contextlib.ExitStack(), weakness)
+        if runsc.old:
+            template.lacks = f"runsc {runsc.version} is older than release {binary.MINIMUM}"
+        return template
 
     def probe(self) -> Unavailable | None:
         """Boot one machine for real, run one line in it, and look; None when it works."""
