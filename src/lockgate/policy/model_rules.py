@@ -42,6 +42,8 @@ MAX_TOKENS: Final[dict[Api, tuple[str, ...]]] = {
     "anthropic": ("max_tokens",),
     "openai": ("max_completion_tokens", "max_tokens"),
 }
+DEFAULT_TOKENS: Final = 16_384
+"""Of an OpenAI request that names no limit: what is not named cannot be counted against a budget."""
 _SENTENCES: Final = {
     "path_not_allowed": "only the generation path of a model endpoint may be called",
     "path_not_canonical": "the path can be read in two ways",
@@ -142,8 +144,12 @@ def parse(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def call_args(api: Api, body: bytes) -> dict[str, Any]:
-    """Return the arguments of the broker's operation for the body that a client sent to the vendor.
+def call_args(api: Api, body: bytes, fields: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
+    """Return the arguments of the broker's operation for the request that a client sent to the vendor.
+
+    Args:
+        api: whose wire format it is. body: as sent.
+        fields: as sent; only `anthropic-beta` and `anthropic-version` are looked at.
 
     Raises:
         Refused: the body is none, or lacks what a generation needs.
@@ -156,12 +162,25 @@ def call_args(api: Api, body: bytes) -> dict[str, Any]:
     for name in MAX_TOKENS[api]:
         value = found.pop(name, None)
         most = value if most is None else most
+    if most is None and api == "openai":
+        most = DEFAULT_TOKENS
     if not isinstance(model, str) or not isinstance(stream, bool):
         raise Refused("bad_request", "/model")
     if isinstance(most, bool) or not isinstance(most, int):
         raise Refused("bad_request", "/max_tokens")
-    rest = json.dumps(found, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return {"model": model, "max_tokens": most, "body": rest, "stream": stream}
+    made: dict[str, Any] = {"model": model, "limit": most, "body": compact(found), "stream": stream}
+    if api == "anthropic":
+        named = b",".join(value for name, value in fields if name.lower() == b"anthropic-beta")
+        made["betas"] = [part.strip() for part in named.decode("latin-1").split(",") if part.strip()]
+        version = next((value.decode("latin-1") for name, value in fields if name.lower() == b"anthropic-version"), "")
+        if version:
+            made["version"] = version
+    return made
+
+
+def compact(body: dict[str, Any]) -> str:
+    """Return a parsed body as JSON in ASCII."""
+    return json.dumps(body, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def _judge_fields(fields: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
