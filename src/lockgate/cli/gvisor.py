@@ -36,9 +36,7 @@ def fetch(store: Store = None, config: ConfigPath = None, as_json: Json = False)
         as_json,
     )
     if not as_json and found.old:
-        note(
-            f"older than {binary.MINIMUM}: for development and tests; runs need allow_old = true under [execution.gvisor]"
-        )
+        note(f"older than {binary.MINIMUM}, for tests: runs need [execution.gvisor] allow_old = true")
 
 
 @app.command("check")

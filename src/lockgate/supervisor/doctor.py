@@ -232,7 +232,8 @@ class Doctor:
             memory,
             *forks,
             Probe(checkup.SPIN, {"cpu_share": 0.25, "wall": 0.8}, lambda f: [self._judge_share(f, share)]),
-            Probe(checkup.DISK, {"wall": 20}, self._judge_disk),
+            Probe(checkup.DISK, {"wall": 20}, partial(self._judge_disk, "disk", "bytes", "tmpfs size")),
+            Probe(checkup.FILES, {"wall": 20}, partial(self._judge_disk, "inodes", "files", "tmpfs nr_inodes")),
             Probe(
                 checkup.FLOOD,
                 {"output_kill": 1 * MiB, "output": 4 * KiB, "wall": 10},
@@ -299,18 +300,14 @@ class Doctor:
             fix="" if held else f"{self._engine.layout.missing.get('cpu', 'no quota')}: {cgroups.FIX}",
         )
 
-    def _judge_disk(self, finished: wire.Finished) -> list[Row]:
-        value = checkup.value(finished)
-        most = self._engine.settings.bounds
-        try:
-            size, files = msgspec.convert(value, tuple[int, int])
-        except msgspec.ValidationError:
-            size = files = 0
+    def _judge_disk(self, name: str, unit: str, by: str, finished: wire.Finished) -> list[Row]:
+        found = checkup.value(finished)
+        most = getattr(self._engine.settings.bounds, name)
+        if finished.killed_by == "disk":
+            return [Row(name=name, holds=True, by="counted while code runs", saw=checkup.saw(finished))]
+        held = isinstance(found, int) and 0 < found <= most
         return [
-            Row(name="disk", holds=0 < size <= most.disk, by="tmpfs size", saw=f"{size} bytes were the most"),
-            Row(
-                name="inodes", holds=0 < files <= most.inodes, by="tmpfs nr_inodes", saw=f"{files} files were the most"
-            ),
+            Row(name=name, holds=held, by=by, saw=f"{found} {unit} were the most", fix="" if held else "report this")
         ]
 
     # ---- the report ----------------------------------------------------------------------------------------------

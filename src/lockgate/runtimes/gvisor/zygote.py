@@ -311,7 +311,7 @@ def _limits(bounds: dict[str, Any]) -> None:
         resource.RLIMIT_STACK: 8 << 20,
         resource.RLIMIT_FSIZE: int(bounds["disk"]),
         resource.RLIMIT_CPU: max(1, -int(-bounds["cpu"] // 1)),
-        resource.RLIMIT_NPROC: int(bounds["processes"]),
+        resource.RLIMIT_NPROC: int(bounds["processes"]) - 1,  # sentries of 2024 let one more be
     }
     for which, value in limits.items():
         hard = resource.getrlimit(which)[1]
