@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from lockgate.cli import attack, audit, corpus, demo, doctor, egress, env, gvisor, ops, policy, render, run, wasm
+from lockgate.cli import attack, audit, corpus, demo, doctor, egress, env, gvisor, microvm, ops, policy, render, run, wasm
 from lockgate.cli.output import show_error
 from lockgate.contract.errors import HostFault, LockgateError
 
@@ -35,6 +35,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(env.app, name="env")
 app.add_typer(wasm.app, name="wasm")
 app.add_typer(gvisor.app, name="gvisor")
+app.add_typer(microvm.app, name="microvm")
 app.add_typer(audit.app, name="audit")
 app.add_typer(egress.app, name="egress")
 

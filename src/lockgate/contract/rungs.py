@@ -47,8 +47,14 @@ class MicrovmChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     allow_emulated: bool = False
 
 
+# What an escape from a rung would reach, beside the run itself; `policy.choose` has the table.
+Reaches = Literal["nothing", "user", "tenants", "control_plane"]
+# What may be asked for: a rung, or "auto" for the one that the chooser finds strong enough among those that run here.
+RungChoice = Literal["container", "gvisor", "microvm", "wasm", "auto"]
+AUTO: Final = "auto"
+
 RUNGS: Final[tuple[Rung, ...]] = get_args(Rung)
-BUILT: Final[tuple[Rung, ...]] = ("container", "gvisor")
+BUILT: Final[tuple[Rung, ...]] = ("container", "gvisor", "microvm", "wasm")
 """The rungs that this version drives: those of `supervisor.engine.runtimes`, which a test holds to this list."""
 
 BOUNDARIES: Final[dict[Rung, Boundary]] = {

@@ -24,7 +24,9 @@ from lockgate.contract.errors import BadScript, CannotIsolate, ConfigError, Host
 from lockgate.contract.run import RunSpec
 from lockgate.runtimes.container import ContainerRuntime
 from lockgate.runtimes.gvisor import GvisorRuntime
+from lockgate.runtimes.microvm import MicrovmRuntime
 from lockgate.runtimes.protocol import Runtime, Template, TemplateSpec
+from lockgate.runtimes.wasm.runtime import WasmRuntime
 from lockgate.supervisor import cgroups, envs
 from lockgate.supervisor.keeper import Keeper
 from lockgate.supervisor.line import Key
@@ -41,7 +43,12 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 def runtimes(settings: Settings | None = None) -> dict[str, Runtime]:
     """Return the rungs that this version has, set up as the operator chose."""
     chosen = settings or Settings()
-    return {"container": ContainerRuntime(), "gvisor": GvisorRuntime(chosen.gvisor)}
+    return {
+        "container": ContainerRuntime(),
+        "gvisor": GvisorRuntime(chosen.gvisor),
+        "microvm": MicrovmRuntime(chosen.microvm),
+        "wasm": WasmRuntime(),
+    }
 
 
 class Engine:

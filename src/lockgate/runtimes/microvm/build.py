@@ -146,7 +146,7 @@ class Builder:
             try:
                 if one == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
                     raise CannotIsolate("this user cannot open /dev/kvm", next_step="load kvm, join the group kvm")
-                snapshot = self.snapshot(choice, TemplateSpec(), again=True)[2]
+                snapshot = self.snapshot(choice, TemplateSpec())[2]
             except LockgateError as error:
                 tried.append(f"{one}: {error.message}")
                 continue
@@ -198,7 +198,7 @@ class Builder:
                 link.symlink_to(final.name)
         return check_file(link.resolve(strict=True), "an image")
 
-    def snapshot(self, choice: Choice, spec: TemplateSpec, *, again: bool = False) -> tuple[Plan, str, SnapshotInfo]:
+    def snapshot(self, choice: Choice, spec: TemplateSpec) -> tuple[Plan, str, SnapshotInfo]:
         """Return (a plan to serve from, the snapshot's key, its facts); boot and freeze a machine if there is none.
 
         Raises:
@@ -235,7 +235,7 @@ class Builder:
             lease_seconds=LEASE_SECONDS[choice.accel],
             view=cage.view(choice.binary),
         )
-        known = None if again else self.store.snapshot(key)
+        known = self.store.snapshot(key)
         if known is not None:
             return plan, key, known[2]
         return plan, key, self._freeze(plan, key, place)

@@ -18,7 +18,6 @@ from lockgate.contract.run import Rung
 from lockgate.contract.rungs import Boundary, MicrovmChoices
 from lockgate.runtimes import forked
 from lockgate.runtimes.framed import FramedMachine
-from lockgate.runtimes.microvm import build, verdicts
 from lockgate.runtimes.microvm.machine import MicrovmMachine
 from lockgate.runtimes.microvm.store import Store, default_store
 from lockgate.runtimes.microvm.vmm import GUEST_RESERVE, VMM_RESERVE, VMM_TASKS
@@ -80,6 +79,8 @@ class MicrovmRuntime:
             HostFault: a step failed that should not fail here.
 
         """
+        from lockgate.runtimes.microvm import build  # noqa: PLC0415 - supervisors of other rungs do not pay for it
+
         store = self.store
         choice = store.choice()
         plan, _key, info = build.Builder(store, settings=self._settings).snapshot(choice, spec)
@@ -99,6 +100,8 @@ class MicrovmRuntime:
 
     def probe(self) -> Unavailable | None:
         """Boot one machine for real, run one line in it, and look; None when it works. Verdicts are kept by hashes."""
+        from lockgate.runtimes.microvm import verdicts  # noqa: PLC0415 - as above
+
         try:
             choice = self.store.choice()
         except CannotIsolate as error:
