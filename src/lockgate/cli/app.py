@@ -13,7 +13,23 @@ from typing import Any, NoReturn
 
 import typer
 
-from lockgate.cli import attack, audit, corpus, demo, doctor, egress, env, gvisor, microvm, ops, policy, render, run, wasm
+from lockgate.cli import (
+    attack,
+    audit,
+    choose,
+    corpus,
+    demo,
+    doctor,
+    egress,
+    env,
+    gvisor,
+    microvm,
+    ops,
+    policy,
+    render,
+    run,
+    wasm,
+)
 from lockgate.cli.output import show_error
 from lockgate.contract.errors import HostFault, LockgateError
 
@@ -27,6 +43,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("demo", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("choose")(choose.choose_rung)
 app.command("attack")(attack.attack)
 app.command("ops")(ops.ops)
 app.command("render")(render.render)
