@@ -27,6 +27,7 @@ KNOWN: Final = "LGCANARY7f3a9c1e5d2b4860"
 _CANARY: Final = re.compile(r"LGCANARY[0-9a-f]{16}")
 _SIZES: Final = {"b": 1, "bytes": 1, "kb": 1000, "kib": 1024, "mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30}
 _SIZE: Final = re.compile(r"(?i)(\d+(?:\.\d+)?)\s*(bytes|[kmg]i?b|b)\b")
+_SIZED: Final = re.compile(r"(?i)bytes|size|total|upload|sent|volume")
 _MANY: Final = re.compile(r"(\d+)\s+distinct")
 _ELLIPSIS: Final = re.compile(r"\A(?:\.\.\.|\u2026)")
 _CALL: Final = re.compile(r"\A\s*([A-Za-z_]\w*)\((.*)\)\s*\Z", re.DOTALL)
@@ -63,7 +64,7 @@ class Content:
             return self._hosts(policy, given)
         if "query" in given or "tool" in given or "call" in given:
             return _call(given)
-        sizes = [name for name in ("bytes_out", "size", "total", "upload") if name in given]
+        sizes = [name for name, value in given.items() if _SIZED.search(name) and _is_size(value)]
         if sizes:
             return _bytes(policy, given, sizes[0])
         requests: Any = given.get("requests", given.get("sequence", [given]))
@@ -139,6 +140,12 @@ def _spelled_out(names: list[str], budget: str) -> Iterable[str]:
             parent = real[-1].partition(".")[2]
             for number in range(int(found[1]) - len(real)):
                 yield f"n{number:06d}.{parent}"
+
+
+def _is_size(value: Any) -> bool:
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, str) and _SIZE.search(value) is not None
+    )
 
 
 def _bytes(policy: EgressPolicy, given: dict[str, Any], name: str) -> Got:

@@ -20,6 +20,9 @@ from lockgate.policy.egress_endpoint import Intercepted, judge
 from lockgate.policy.host import Endpoint, Host, Refusal, parse_port
 
 _PACE: Final = re.compile(r"(\d+)\s*bytes?\s*(?:per|every|each)\s*([\d.]+)?\s*(ms|s)")
+_HELLO_FACTS: Final = frozenset(
+    ("connect", "sni", "extensions", "fragments", "size", "padding", "length", "bytes_total", "alpn", "note", "mode")
+)
 _PSEUDO: Final = re.compile(r":([a-z]+)=(\S*)")
 
 
@@ -130,7 +133,11 @@ def tls_client_hello(policy: EgressPolicy, given: dict[str, Any]) -> Got:
 
 
 def _hello_chunks(given: dict[str, Any]) -> tuple[list[bytes], float]:
-    data = next((raw for key in ("bytes", "first_bytes", "payload", "data") if (raw := raw_of(given, key))), None)
+    data = None
+    for key, value in given.items():
+        name = re.sub(r"_(?:hex|b64|base64)\Z", "", key)
+        if name not in _HELLO_FACTS and isinstance(value, str):
+            data = raw_of(given, name)  # whatever it is called: the first bytes that the client sends
     fragments = str(given.get("fragments", ""))
     pace = _PACE.search(fragments)
     pause = 0.0
@@ -163,6 +170,8 @@ def intercepted_request(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     connect_to = Endpoint.parse(bytes_of(given.get("connect"), "input.connect"))
     if isinstance(connect_to, Refusal):
         return got(connect_to)
+    if any(name in given and not given[name] for name in ("caller", "token", "run")):
+        return Got("deny", "caller_unauthenticated")  # no token, no run: nothing that it sends is looked at
     decided = policy.decide(Ask(connect_to))
     if not decided.allow:
         return got(decided)
@@ -274,7 +283,7 @@ class _Server:
         sets = answers if isinstance(answers, list) else []  # pyright: ignore[reportUnknownVariableType]
         if sets and not isinstance(sets[0], list):
             sets = [sets]  # pyright: ignore[reportUnknownVariableType]
-        self._sets: list[list[str]] = [[str(one) for one in part] for part in sets]  # pyright: ignore[reportUnknownVariableType]
+        self._sets: list[list[str]] = [_words(part) for part in sets]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         aliases: Any = given.get("cname", given.get("cnames", []))
         self._aliases = [str(one) for one in (aliases if isinstance(aliases, list) else [aliases])]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         self._asked = {1: 0, 28: 0}
@@ -322,6 +331,11 @@ class _Server:
             if (len(packed) == 4) == (kind == 1):
                 made.append(owner + kind.to_bytes(2) + b"\0\1\0\0\0\x3c" + len(packed).to_bytes(2) + packed)
         return made
+
+
+def _words(part: Any) -> list[str]:
+    """Return the addresses, aliases and codes of one answer, in order; an alias may be written `a -> b -> address`."""
+    return [word.strip() for one in part for word in re.split(r"->|,", str(one)) if word.strip()]
 
 
 def _wire_name(text: str) -> bytes | None:

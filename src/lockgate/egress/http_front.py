@@ -310,6 +310,8 @@ def _fields(lines: list[bytes]) -> Fields | Refusal:
 
 
 def _connect_target(target: bytes) -> _Place | Refusal:
+    if re.search(rb"[/?#]", target):
+        return Refusal("bad_target", "CONNECT takes host:port, not a URL")
     endpoint = Endpoint.parse(target)
     return endpoint if isinstance(endpoint, Refusal) else _Place("connect", endpoint, b"")
 
