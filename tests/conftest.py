@@ -19,6 +19,7 @@ from container_fixtures import (
 )
 from egress_fixtures import egress_world
 from gate_fixtures import gate, gate_config, gate_run, rung_or_skip
+from gvisor_fixtures import gvisor_run, gvisor_template
 from microvm_fixtures import microvm_choice
 from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
 from wasm_guest_fixtures import wasm_guest, wasm_numbers, wasm_tiny
@@ -39,6 +40,8 @@ __all__ = [
     "gate",
     "gate_config",
     "gate_run",
+    "gvisor_run",
+    "gvisor_template",
     "microvm_choice",
     "own_supervisor",
     "rung_or_skip",

@@ -17,7 +17,7 @@ import msgspec
 
 from lockgate.contract import frames, wire
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.run import RunSpec
+from lockgate.contract.run import Rung, RunSpec
 
 _decoder = msgspec.json.Decoder(wire.SupervisorToAgent)
 _orders = msgspec.json.Decoder(wire.SupervisorToBroker)
@@ -101,11 +101,24 @@ class Client:
         return self.ident
 
     def start(
-        self, code: str, *, stream: bool = False, env: str | None = None, accept: bool = True, **bounds: Any
+        self,
+        code: str,
+        *,
+        stream: bool = False,
+        env: str | None = None,
+        accept: bool = True,
+        rung: Rung = "container",
+        **bounds: Any,
     ) -> int:
         ident = self.next_id()
         spec = RunSpec(
-            ticket=f"t{ident}", code=code, bounds=Bounds(**bounds), env=env, stream=stream, accept_shared_kernel=accept
+            ticket=f"t{ident}",
+            code=code,
+            rung=rung,
+            bounds=Bounds(**bounds),
+            env=env,
+            stream=stream,
+            accept_shared_kernel=accept,
         )
         self.send(wire.Start(id=ident, spec=spec))
         return ident

@@ -55,7 +55,14 @@ FORKS: Final = (
     "        n += 1\nexcept OSError: pass\nn"
 )
 TWO_SPINS: Final = "import os\nos.fork()\nwhile True: pass"
-DISK: Final = "n = 0\ntry:\n    with open('big', 'wb') as f:\n        while True: n += f.write(b'x' * 65536)\nexcept OSError: pass\nn"
+DISK: Final = """
+n = 0
+try:
+    with open('big', 'wb') as f:
+        while True: n += f.write(b'x' * 65536)
+except OSError: pass
+n
+"""
 FILES: Final = "m = 0\ntry:\n    while m < 100000:\n        open(f'f{m}', 'w').close(); m += 1\nexcept OSError: pass\nm"
 FLOOD: Final = "import os\nb = b'x' * 65536\nwhile True: os.write(1, b)"
 _CONTAINER: Final = """

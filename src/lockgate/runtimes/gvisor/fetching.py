@@ -50,18 +50,29 @@ def fetch(target: Path, *, progress: Progress = lambda _text: None, expected: st
         place = Path(work)
         progress(f"asking Debian {SUITE} for its package lists, in a place of our own")
         deb = _download(place, mirror())
-        digest = hashlib.sha256(deb.read_bytes()).hexdigest()
-        if digest != expected:
-            raise CannotIsolate(
-                f"Debian's package is not the one that was tested: {deb.name} has SHA-256 {digest}, not {expected}",
-                next_step="Debian rebuilt it: take a lockgate that names the new one, or install a release of gVisor",
-            )
+        check_digest(deb, expected)
         progress(f"unpacking {deb.name}")
         _run(["dpkg-deb", "-x", str(deb), str(place / "x")], place)
         binary = place / "x" / "usr" / "bin" / "runsc"
         binary.chmod(0o755)
         binary.replace(target)
     return target
+
+
+def check_digest(deb: Path, expected: str = DEB_SHA256) -> None:
+    """Compare a package with the one that was tested.
+
+    Raises:
+        CannotIsolate: it is another one.
+
+    """
+    with deb.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != expected:
+        raise CannotIsolate(
+            f"Debian's package is not the one that was tested: {deb.name} has SHA-256 {digest}, not {expected}",
+            next_step="Debian rebuilt it: take a lockgate that names the new one, or install a release of gVisor",
+        )
 
 
 def mirror(sources: Path = Path("/etc/apt")) -> str:
