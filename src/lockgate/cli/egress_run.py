@@ -94,6 +94,9 @@ def run_command(
             "--gateway names a gateway that has its policy and its audit file already",
             next_step="leave out --config, --allow, --report, --nameserver, --ca and --audit",
         )
+    for one in device or ():
+        if not one.startswith("/dev/") or not Path(one).exists():
+            raise ConfigError(f"--device {one[:100]!r} is not there", next_step="name a node under /dev")
     uid, gid, home = _user(user)
     names = (*confine.INHERITED, *(confine.variable_name(one) for one in passed or ()))
     inherited = ambient(names)
