@@ -153,7 +153,7 @@ def default_store() -> Path:
     except KeyError:
         raise ConfigError(
             f"user {uid} has no entry in the password database, so no home for the guest",
-            next_step="name a directory with [execution] wasm_store or --store",
+            next_step="give this user a home directory, in the password database too",
         ) from None
     return Path(home, ".local", "share", "lockgate", "wasm")
 
