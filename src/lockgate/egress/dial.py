@@ -75,6 +75,9 @@ async def connect(sock: socket.socket, sockaddr: tuple[str, int], deadline: floa
     with contextlib.suppress(BlockingIOError):
         sock.connect(sockaddr)
         return
+    with contextlib.suppress(OSError):
+        sock.getpeername()  # near destinations have answered by now, and a turn of the loop is saved
+        return
     await aio.ready(sock, deadline, write=True)
     error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:

@@ -27,7 +27,7 @@ from lockgate.egress.model import ModelLink, NoBroker
 from lockgate.egress.preface import PREFACE_BYTES, parse_preface
 from lockgate.egress.record import NOBODY, Recorder, Rows, Who
 from lockgate.egress.relay import Limits, Pump
-from lockgate.egress.resolver import Exchange
+from lockgate.egress.resolver import Exchange, Nameservers
 from lockgate.egress.run import Run, new_token, token_key
 from lockgate.egress.session import Dial, Parts, Session
 from lockgate.policy.egress import EgressPolicy, Verdict
@@ -62,7 +62,7 @@ class Gateway:
         policy: EgressPolicy,
         rows: Rows,
         *,
-        ask: Exchange,
+        ask: Exchange | Nameservers,
         dial: Dial = dialling.dial,
         trust: ca.Trust | None = None,
         model: ModelLink | None = None,

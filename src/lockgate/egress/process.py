@@ -110,7 +110,7 @@ async def _serve(settings: Settings, made: _Made, life: socket.socket, listeners
     gateway = Gateway(
         policy,
         made.audit,
-        ask=made.servers.exchange,
+        ask=made.servers,
         trust=made.trust,
         uids=uids,
         limits=Limits(stall=settings.stall, half=settings.half, idle=settings.idle),

@@ -58,7 +58,9 @@ def vet(answers: Sequence[bytes], endpoint: Endpoint, policy: EgressPolicy) -> t
     return tuple(dict.fromkeys(answers))
 
 
-async def resolve(endpoint: Endpoint, policy: EgressPolicy, exchange: Exchange) -> tuple[bytes, ...] | Refusal:
+async def resolve(
+    endpoint: Endpoint, policy: EgressPolicy, exchange: Exchange | Nameservers
+) -> tuple[bytes, ...] | Refusal:
     """Return the vetted addresses of an allowed destination, or why there are none.
 
     Args:
@@ -72,7 +74,14 @@ async def resolve(endpoint: Endpoint, policy: EgressPolicy, exchange: Exchange) 
         if policy.pinned(endpoint) is None:
             return Refusal("ip_literal_or_ambiguous", "an address is not a destination here")
         return vet((literal,), endpoint, policy)
-    found = await asyncio.gather(_ask(endpoint, dnswire.TYPE_A, exchange), _ask(endpoint, dnswire.TYPE_AAAA, exchange))
+    found: Sequence[tuple[bytes, ...] | None] | None = None
+    if isinstance(exchange, Nameservers):
+        found = await exchange.both(endpoint)
+        exchange = exchange.exchange
+    if found is None:
+        found = await asyncio.gather(
+            _ask(endpoint, dnswire.TYPE_A, exchange), _ask(endpoint, dnswire.TYPE_AAAA, exchange)
+        )
     answers: list[bytes] = []
     for part in found:
         if part is None:
@@ -91,6 +100,35 @@ class Nameservers:
 
     def __init__(self, servers: Sequence[tuple[bytes, int]]) -> None:
         self._servers = tuple(servers)[:_MAX_SERVERS]
+
+    async def both(self, endpoint: Endpoint) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
+        """Ask the first nameserver for both families at once, over one port; None when that did not give both."""
+        if not self._servers:
+            return None
+        server = self._servers[0]
+        deadline = asyncio.get_running_loop().time() + _TRY_SECONDS
+        idents = secrets.randbits(32)
+        queries = (
+            dnswire.encode_query(endpoint.host, dnswire.TYPE_A, idents >> 16),
+            dnswire.encode_query(endpoint.host, dnswire.TYPE_AAAA, idents & 0xFFFF),
+        )
+        found: list[tuple[bytes, ...] | None] = [None, None]
+        try:
+            with _socket(server, socket.SOCK_DGRAM) as sock:
+                sock.connect(_sockaddr(server))
+                for query in queries:
+                    sock.send(query)
+                while found[0] is None or found[1] is None:
+                    raw = await aio.receive(sock, deadline, _REPLY_BYTES)
+                    for number, query in enumerate(queries):
+                        reply = dnswire.decode_reply(query, raw)
+                        if reply is not None:
+                            if reply.failed or reply.truncated:
+                                return None
+                            found[number] = reply.addresses
+        except (OSError, TimeoutError):
+            return None
+        return found[0], found[1]
 
     async def exchange(self, query: bytes, tcp: bool) -> bytes | None:
         """Return the reply to `query` or None; see `resolve`."""

@@ -31,7 +31,7 @@ from lockgate.egress.http_front import HEAD_SECONDS, Front, Head, Refused, Reque
 from lockgate.egress.model import ModelLink
 from lockgate.egress.record import Recorder, Who
 from lockgate.egress.relay import Ended, Pump, Tunnel
-from lockgate.egress.resolver import Exchange
+from lockgate.egress.resolver import Exchange, Nameservers
 from lockgate.egress.response import BadResponse, Response
 from lockgate.egress.run import Run
 from lockgate.policy.egress import HTTP_PORT, EgressPolicy, Verdict
@@ -65,7 +65,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     policy: EgressPolicy
     recorder: Recorder
     pump: Pump
-    ask: Exchange
+    ask: Exchange | Nameservers
     dial: Dial
     trust: Trust
     memory: Memory
