@@ -175,7 +175,7 @@ def _decode(raw: bytes) -> bytes:
     if b"%" in raw:
         raw = unquote_to_bytes(raw)
     if b"&" in raw:
-        raw = html.unescape(raw.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogatepass")
+        raw = html.unescape(raw.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     if b"\\" in raw or b"0x" in raw or b"0X" in raw or b"=" in raw or b"&#" in raw:
         raw = _BYTE.sub(lambda found: bytes((int(found[1], 16),)), raw)
     if not raw.isascii():

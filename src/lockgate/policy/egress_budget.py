@@ -7,7 +7,6 @@ Rule 3: bytes are counted per registrable domain, so that a thousand names of on
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Final, final
 
@@ -21,9 +20,6 @@ _REQUESTS: Final = Refusal("request_budget", "the requests of this run are used 
 _NAMES: Final = Refusal("name_budget", "the names of this run are used up")
 _LABELS: Final = Refusal("label_budget", "the names under this wildcard are used up")
 _BYTES: Final = Refusal("byte_budget", "the bytes for this domain are used up")
-_LONG_LABEL: Final = 24
-_DENSE_LABEL: Final = 12
-_DENSE_BITS: Final = 3.5
 
 
 @final
@@ -90,13 +86,3 @@ class RunBudget:
     def used(self) -> dict[str, int]:
         """Bytes sent so far, by registrable domain."""
         return dict(self._bytes)
-
-
-def dense_label(host: Host) -> bool:
-    """Whether the first label of a name looks like data: long, or of many bits a character. For alerts alone."""
-    label = host.labels[0]
-    if len(label) > _LONG_LABEL:
-        return True
-    counts = Counter(label).values()
-    bits = -sum(count / len(label) * math.log2(count / len(label)) for count in counts)
-    return len(label) >= _DENSE_LABEL and bits > _DENSE_BITS
