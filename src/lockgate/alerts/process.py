@@ -18,7 +18,9 @@ from pathlib import Path
 import msgspec
 
 from lockgate import config as configuration
+from lockgate.alerts import tools
 from lockgate.alerts.alerter import Alerter
+from lockgate.alerts.replay import replay
 from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.kernel import process_unsafe
 
@@ -27,9 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the process; returns its exit code."""
     parser = argparse.ArgumentParser(prog="lockgate.alerts", description="Started by a Gate; not for people.")
     parser.add_argument("--config", required=True, help="the configuration")
-    parser.add_argument("--audit", type=Path, required=True, help="the audit file to follow")
+    parser.add_argument("--audit", type=Path, required=True, help="the audit file")
     parser.add_argument("--life", type=int, default=-1, help="inherited socket: says ready, and ends us when it closes")
     parser.add_argument("--source", default="", help="names this log in metrics")
+    parser.add_argument("--send", choices=("test", "replay"), help="tell the sinks directly, print the answers, end")
+    parser.add_argument("--sink", action="append", default=[], help="with --send: only this sink")
+    parser.add_argument("--after", type=int, default=0, help="with --send replay: rows behind this one")
+    parser.add_argument("--run", default=None, help="with --send replay: rows of this run")
     options = parser.parse_args(argv)
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -39,7 +45,21 @@ def main(argv: list[str] | None = None) -> int:
         os.set_inheritable(options.life, False)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # it ends when whoever started it has, and not before
+    if options.send is not None:
+        return _send(options)
     return serve(options.config, options.audit.absolute(), life=options.life, source=options.source)
+
+
+def _send(options: argparse.Namespace) -> int:
+    try:
+        alerts = None
+        if options.send == "replay":
+            alerts = replay(options.audit.absolute(), after=options.after, run=options.run)
+        return tools.send(options.config, options.sink, alerts)
+    except LockgateError as error:
+        said = {"error": error.message, "next_step": error.next_step}
+        sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+        return error.exit_code
 
 
 def serve(config: str | Path, audit: Path, *, life: int = -1, source: str = "") -> int:
@@ -48,12 +68,14 @@ def serve(config: str | Path, audit: Path, *, life: int = -1, source: str = "") 
     try:
         alerter = Alerter(configuration.load(config), audit, source=source)
     except (LockgateError, sqlite3.Error, OSError) as error:
-        if not isinstance(error, LockgateError):
-            error = HostFault(f"the alerter could not start ({type(error).__name__})", next_step="look at the disk")
+        failed = error
+        if not isinstance(failed, LockgateError):
+            failed = HostFault(f"the alerter could not start ({type(error).__name__})", next_step="look at the disk")
         if life < 0:
-            raise error from None
-        _say(life, {"error": error.message, "next_step": error.next_step})
-        return 1
+            sys.stderr.write(f"error: {failed.message}\nnext step: {failed.next_step}\n")
+        else:
+            _say(life, {"error": failed.message, "next_step": failed.next_step})
+        return failed.exit_code
     if life >= 0:
         _say(life, {"ready": True, "pid": os.getpid()})
     else:

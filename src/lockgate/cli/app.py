@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from lockgate.cli import (
+    alerts,
     attack,
     audit,
     choose,
@@ -54,6 +55,7 @@ app.add_typer(wasm.app, name="wasm")
 app.add_typer(gvisor.app, name="gvisor")
 app.add_typer(microvm.app, name="microvm")
 app.add_typer(audit.app, name="audit")
+app.add_typer(alerts.app, name="alerts")
 app.add_typer(egress.app, name="egress")
 
 
