@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import emit, row
 from egress_client import hello
-
 from lockgate.egress import launch
 from lockgate.egress.client import Control
 from lockgate.egress.preface import preface
@@ -190,7 +189,8 @@ def others(folder: Path, started: list[subprocess.Popen[bytes]]) -> list[Way]:
         conf = folder / "squid.conf"
         conf.write_text(
             f"http_port 127.0.0.1:3128\nacl ok dstdomain {HOST} {ADDRESS}\nacl ports port {PORT}\n"
-            f"http_access allow ok ports\nhttp_access deny all\ncache deny all\naccess_log none\ncache_log /dev/null\npid_filename {folder}/squid.pid\n"
+            f"http_access allow ok ports\nhttp_access deny all\ncache deny all\naccess_log none\ncache_log /dev/null\n"
+            f"pid_filename {folder}/squid.pid\n"
             f"dns_nameservers 127.0.0.1\nhosts_file {folder}/hosts\ncoredump_dir {folder}\nworkers 1\n"
         )
         (folder / "hosts").write_text(f"{ADDRESS} {HOST}\n")
