@@ -9,10 +9,12 @@ import pty
 import pwd
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,20 +198,25 @@ def _own_terminal() -> None:
 def test_when_one_is_killed_nothing_goes_on(verb: Verb, how: str) -> None:
     """E1: the command never outlives its gateway, nor the gateway its command; no socket, mount or process stays."""
     source = f"import time; print('ready', flush=True); time.sleep(600)  # {secrets.token_hex(8)}"
-    process = verb(sys.executable, "-I", "-c", source, options=("--json",))
-    assert line(process) == b"ready\n"
-    all_of_it = family(process.pid)
-    assert len(all_of_it) >= 6, "verb, gateway, writer, two of the namespace, command"
-    gateway = next(pid for pid in all_of_it if b"lockgate.egress\0--settings" in _words(pid))
-    directories = {one for pid in all_of_it for one in _sockets(pid)}
-    assert directories
-    os.kill(process.pid if how == "the verb" else gateway, signal.SIGKILL)
-    until(lambda: gone(all_of_it), "something lives on")
-    if how == "the gateway":
-        _, err = process.communicate(timeout=SECONDS)
-        assert process.returncode == 137
-        assert json.loads(err.splitlines()[-1])["ended_by"] == "gateway_failed"
-    until(lambda: not [one for one in directories if Path(one).exists()], f"left: {directories}")
+    place = Path(tempfile.mkdtemp(prefix="lg-"))  # short: a socket's path has 107 bytes
+    try:
+        process = verb(
+            sys.executable, "-I", "-c", source, options=("--json",), env={**ENV, "TMPDIR": str(place)}
+        )  # fmt: skip
+        assert line(process) == b"ready\n"
+        all_of_it = family(process.pid)
+        assert len(all_of_it) >= 6, "verb, gateway, writer, two of the namespace, command"
+        gateway = next(pid for pid in all_of_it if b"lockgate.egress\0--settings" in _words(pid))
+        assert list(place.rglob("control")), "the control: this is where its sockets are"
+        os.kill(process.pid if how == "the verb" else gateway, signal.SIGKILL)
+        until(lambda: gone(all_of_it), "something lives on")
+        if how == "the gateway":
+            _, err = process.communicate(timeout=SECONDS)
+            assert process.returncode == 137
+            assert json.loads(err.splitlines()[-1])["ended_by"] == "gateway_failed"
+        until(lambda: not list(place.iterdir()), "its directory is left")
+    finally:
+        shutil.rmtree(place)
 
 
 def _words(pid: int) -> bytes:
@@ -217,18 +224,6 @@ def _words(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def _sockets(pid: int) -> list[str]:
-    """Directories of the gateway's sockets, as /proc/net/unix names them for the descriptors of a process."""
-    found: list[str] = []
-    with contextlib.suppress(OSError):
-        inodes = {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
-        for entry in Path("/proc/net/unix").read_text().splitlines()[1:]:
-            words = entry.split()
-            if len(words) > 7 and f"socket:[{words[6]}]" in inodes and "lockgate-egress-" in words[7]:
-                found.append(str(Path(words[7]).parent))
-    return found
 
 
 def test_a_gateway_that_runs_already_is_used(verb: Verb, tmp_path: Path) -> None:
