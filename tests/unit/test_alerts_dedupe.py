@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockgate.alerts.dedupe import FIRSTS, MAX_GROUPS, MAX_RUNS, Alert, Dedupe, Memory, key_of
@@ -107,6 +107,7 @@ def test_memory_is_bounded_and_survives_writing_down() -> None:
     assert again.take(event(1, agent=f"agent-{last}", run=f"run-{last}"), 1.0) == []  # still counted, not first again
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1000)), max_size=60))
 def test_no_denial_is_lost_or_told_twice(steps: list[tuple[int, float]]) -> None:
     """E4: the counts of all alerts add up to the denials, whatever the order of windows."""
@@ -119,6 +120,7 @@ def test_no_denial_is_lost_or_told_twice(steps: list[tuple[int, float]]) -> None
     assert told == len(steps)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_keys_take_any_text(host: str, path: str) -> None:
     assert len(key_of(event(host=host, path=path))) == 32

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockgate.alerts import formats, sign, words
@@ -31,6 +31,7 @@ def test_a_destination_is_its_host_alone_and_broken() -> None:
     assert "hxxp://evil[.]test" in words.line(alert(port=80, host="evil.test"))
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=300), st.text(max_size=300), st.text(max_size=100))
 def test_no_text_makes_a_line_live_long_or_more_than_one(operation: str, host: str, agent: str) -> None:
     found = alert(operation=operation, host=host, agent=agent)

@@ -19,6 +19,7 @@ from lockgate.render.visible import clean, defang, find_live, shown_host
 CHARS: Final = 80
 _BROKEN: Final = re.compile(r"\b(hxxps?)://")
 _SHORT: Final = 40
+_HOST: Final = 64
 _WHY: Final = {
     "first": "denied",
     "critical": "CRITICAL denied",
@@ -41,12 +42,12 @@ def line(alert: Alert) -> str:
 
 def where(event: Event) -> str:
     """Return what was asked for: a broken host, or an operation."""
-    if event.host:
-        host = shown_host(event.host)
-        if event.port in {0, 443}:
-            return f"hxxps://{host}"
-        return f"hxxp://{host}" if event.port == 80 else f"{host}[:]{event.port}"
-    return word(event.operation, _SHORT)
+    if not event.host:
+        return word(event.operation, _SHORT)
+    host = shown_host(event.host)[:_HOST]
+    if event.port in {0, 443}:
+        return f"hxxps://{host}"
+    return f"hxxp://{host}" if event.port == 80 else f"{host}[:]{event.port}"
 
 
 def word(text: str, limit: int = _SHORT) -> str:
