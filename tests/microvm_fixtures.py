@@ -1,4 +1,4 @@
-"""The store of the microvm rung for tests: made by scripts/setup.sh, inside this checkout, of emulated machines."""
+"""The store of the microvm rung for tests: made by scripts/setup.sh, inside .venv, of emulated machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockgate.contract.errors import CannotIsolate
 from lockgate.contract.rungs import MicrovmChoices
 from lockgate.runtimes.microvm.store import Choice, Store
 
-MICROVM_STORE = Path(__file__).parents[1] / ".cache" / "microvm"
+MICROVM_STORE = Path(__file__).parents[1] / ".venv" / "microvm"
 CHOICES = MicrovmChoices(store=str(MICROVM_STORE), allow_emulated=True)
 TOML = f'\n[execution.microvm]\nstore = "{MICROVM_STORE}"\nallow_emulated = true\n'
 
