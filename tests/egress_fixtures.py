@@ -63,7 +63,7 @@ class Confined:
             listed = [word for one in allow for word in ("--allow", one)]
             self.process = subprocess.Popen(
                 [*world.enter, sys.executable, "-m", "lockgate", "egress", "run", "--json", "--audit", str(self.audit),
-                 "--nameserver", world.nameserver, "--ca", str(world.ca), *listed, *options, "--", *argv],
+                 "--nameserver", world.nameserver, "--ca-file", str(world.ca), *listed, *options, "--", *argv],
                 **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr, "env": ENV, **popen},
             )  # fmt: skip
 

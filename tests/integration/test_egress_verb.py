@@ -259,3 +259,21 @@ def test_root_can_give_the_command_to_a_user(verb: Verb) -> None:
     assert process.returncode == 0, err
     nobody = pwd.getpwnam("nobody")
     assert json.loads(out) == [nobody.pw_uid, nobody.pw_gid, "nobody", False]
+
+
+def test_a_denial_is_alerted_to_the_sinks_of_the_configuration(verb: Verb, tmp_path: Path) -> None:
+    """E4: the list and the sinks of one file; a question for another name, from row to alert."""
+    (tmp_path / "lockgate.toml").write_text(
+        '[egress]\nallow = ["api.partner.example:443"]\n[alerts.sinks.file]\nkind = "file"\npath = "alerts.jsonl"\n'
+    )
+    source = (
+        "import socket\nprint(socket.gethostbyname('api.partner.example'))\n"
+        "try: socket.getaddrinfo('evil.test', 1)\nexcept OSError: print('no')"
+    )
+    process = verb(sys.executable, "-I", "-c", source)
+    out, err = process.communicate(timeout=SECONDS)
+    assert out.split() == [b"198.18.0.1", b"no"], err
+    alerts = [json.loads(one) for one in (tmp_path / "alerts.jsonl").read_text().splitlines()]
+    assert alerts
+    assert {one["status_detail"] for one in alerts} == {"not_allowed"}
+    assert {one["class_uid"] for one in alerts} == {4003}

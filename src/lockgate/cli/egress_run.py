@@ -17,14 +17,16 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lockgate.alerts.start import start_alerter
 from lockgate.cli.common import ConfigPath, load_config
 from lockgate.cli.output import note
+from lockgate.config import Config
 from lockgate.contract.errors import ConfigError
 from lockgate.egress import confine, launch
 from lockgate.egress.client import Control
 from lockgate.egress.confined import Command, Confined, Identity
 from lockgate.egress.process import CONTROL
-from lockgate.gate.start import state_directory
+from lockgate.gate.start import config_file, state_directory
 from lockgate.policy.egress import EgressPolicy
 from lockgate.policy.egress_reasons import SENTENCES
 
@@ -54,8 +56,8 @@ def run_command(
         list[str] | None,
         typer.Option("--nameserver", metavar="ADDRESS[@PORT]", help="Whom the gateway asks; default: the system's."),
     ] = None,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", help="More authorities that destinations may be signed by, PEM.")
+    ca_file: Annotated[
+        Path | None, typer.Option("--ca-file", help="More trust anchors for intercepted destinations, PEM.")
     ] = None,
     agent: Annotated[str, typer.Option("--agent", help="Named in the rows.")] = "egress-run",
     tool: Annotated[str, typer.Option("--tool", help="Named in the rows; default: the command's name.")] = "",
@@ -89,10 +91,10 @@ def run_command(
     if allow or report:
         mode = "report" if report else spec.mode
         spec = msgspec.structs.replace(spec, allow=(*spec.allow, *(allow or ())), mode=mode)
-    if gateway is not None and (config is not None or allow or report or nameserver or ca or audit):
+    if gateway is not None and (config is not None or allow or report or nameserver or ca_file or audit):
         raise ConfigError(
             "--gateway names a gateway that has its policy and its audit file already",
-            next_step="leave out --config, --allow, --report, --nameserver, --ca and --audit",
+            next_step="leave out --config, --allow, --report, --nameserver, --ca-file and --audit",
         )
     for one in device or ():
         if not one.startswith("/dev/") or not Path(one).exists():
@@ -109,11 +111,11 @@ def run_command(
             control, place = _control(gateway), None
         else:
             place = audit or _audit_file(who.run)
-            started = stack.enter_context(
-                launch.start(
-                    spec, place, nameservers=nameserver or None, ca_file=str(ca.absolute()) if ca is not None else None
-                )
-            )
+            last = stack.enter_context(contextlib.ExitStack())  # ends behind the gateway, and tells its last rows
+            trusted = str(ca_file.absolute()) if ca_file is not None else None
+            started = stack.enter_context(launch.start(spec, place, nameservers=nameserver or None, ca_file=trusted))
+            if settings.alerts.wanted:
+                _alerter(settings, place, last)
             control = started.control
             for warning in EgressPolicy.of(spec).warnings:
                 note(f"warning: {warning.entry}: {warning.text}", style="yellow")
@@ -138,6 +140,15 @@ def run_command(
     elif done.ended_by != "command":
         note(f"the run was ended: {SENTENCES.get(done.ended_by, (done.ended_by,))[0]}", style="bold yellow")  # type: ignore[call-overload]
     raise typer.Exit(done.exit_code)
+
+
+def _alerter(settings: Config, rows: Path, stack: contextlib.ExitStack) -> None:
+    """Have the denials of this run alerted by a process of its own, which ends with `stack`."""
+    sealed = config_file(settings)
+    stack.callback(os.close, sealed)
+    alerter = start_alerter(sealed, rows, source="egress")
+    stack.callback(alerter.close)
+    alerter.wait_ready()
 
 
 def _control(gateway: Path) -> str:
