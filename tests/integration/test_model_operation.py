@@ -14,6 +14,8 @@ import pytest
 import lockgate as lg
 from gate_fixtures import CONFIG
 from lockgate.audit import reader
+from lockgate.policy.host import Refusal
+from lockgate.policy.model_rules import call_args, judge_model
 from model_vendor import ANTHROPIC_KEY, KEYS, OPENAI_KEY, OPERATIONS, WORDS, Vendor, model_config
 
 SAID = "".join(WORDS)
@@ -203,3 +205,71 @@ def said(operation: str, events: str) -> str:
         else:
             text += data["choices"][0]["delta"].get("content", "")
     return text
+
+
+def test_what_the_vendors_clients_send_is_allowed(vendor: Vendor) -> None:
+    """E1, the other side: the rule knows what the released clients send for ordinary work, heads included."""
+    vendor.mode, vendor.asked = "", []
+    vendor.gate.set()
+    image = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    tool = {
+        "name": "get_order",
+        "description": "d",
+        "input_schema": {"type": "object", "properties": {}},
+        "strict": True,
+    }
+    one = anthropic.Anthropic(api_key=ANTHROPIC_KEY, base_url=vendor.url, max_retries=0)
+    turns: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "get_order", "input": {"a": 1}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "image", "source": image}]},
+            {"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "x"}},
+        ]},
+    ]  # fmt: skip
+    one.messages.create(
+        model="claude-synthetic",
+        max_tokens=2000,
+        system=[{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        messages=turns,
+        tools=[tool, {"type": "bash_20250124", "name": "bash"}],  # type: ignore[list-item]
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        stop_sequences=["x"],
+        metadata={"user_id": "u"},
+    )
+    with one.messages.stream(model="claude-synthetic", max_tokens=9, messages=turns[:1]) as stream:
+        stream.get_final_message()
+    two = openai.OpenAI(api_key=OPENAI_KEY, base_url=f"{vendor.url}/v1", max_retries=0)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    function = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+    chat: list[Any] = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [
+            {"type": "text", "text": "x"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}},
+            {"type": "file", "file": {"filename": "x.pdf", "file_data": "data:application/pdf;base64,JVBERg=="}},
+        ]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]  # fmt: skip
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True}}
+    two.chat.completions.create(
+        model="gpt-synthetic", messages=chat, tools=[function], tool_choice="auto", response_format=schema,  # type: ignore[list-item]
+        max_completion_tokens=9, temperature=0.5, seed=1, user="u", logit_bias={"50256": -100},
+    )  # fmt: skip
+    list(two.chat.completions.create(model="gpt-synthetic", messages=chat[:1], stream=True,
+                                     stream_options={"include_usage": True}))  # fmt: skip
+    assert len(vendor.asked) == 4
+    for asked in vendor.asked:
+        fields = [(name.encode(), value.encode()) for name, value in asked.fields.items()]
+        api: Any = "anthropic" if asked.path == "/v1/messages" else "openai"
+        refusal = judge_model(api, "POST", asked.path.encode(), fields, asked.body)
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason == "foreign_credential"  # a client's key is refused, whoever's it is
+        rest = [(name, value) for name, value in fields if name not in {b"authorization", b"x-api-key"}]
+        assert judge_model(api, "POST", asked.path.encode(), rest, asked.body) is None
+        args = call_args(api, asked.body, rest)
+        assert {"model", "limit", "body", "stream"} <= set(args)
+        again = {**json.loads(args["body"]), "model": args["model"]}
+        assert again["messages"] == asked.json["messages"]
