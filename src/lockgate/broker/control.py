@@ -25,7 +25,7 @@ from lockgate.broker.attachment import OPERATION, Attachment, row
 from lockgate.broker.channel import Channel
 from lockgate.broker.edge import Abandoned, Edge
 from lockgate.broker.rendered import render_rows
-from lockgate.broker.runs import Origin, Run, Runs
+from lockgate.broker.runs import MAX_RUNS, Origin, Run, Runs
 from lockgate.broker.supervisor_link import SupervisorLink
 from lockgate.broker.threads import Threads
 from lockgate.broker.work import Reply
@@ -71,7 +71,8 @@ class Broker:
         self._audit = audit
         self._bounds = bounds
         self._runs = Runs()
-        edge.watcher.attach(latched=self._latched, end=self._end)
+        self._ended_here: dict[str, None] = {}  # by us, not by the agent, which closes them all the same
+        edge.watcher.attach(latched=self._latched, end=self._end_at_once)
         self._exports: dict[str, Attachment] = {}
         self._supervisor = SupervisorLink(
             supervisor,
@@ -161,8 +162,18 @@ class Broker:
         self._agent.send(wire.Ticket(id=message.id, ticket=ticket.value))
 
     def _close_run(self, message: wire.CloseRun) -> None:
-        self._end(self._runs.get(message.run))
+        if message.run not in self._ended_here:
+            self._end(self._runs.get(message.run))
+        self._ended_here.pop(message.run, None)
         self._agent.send(wire.Done(id=message.id))
+
+    def _end_at_once(self, run: Run) -> None:
+        """End a run because of what it did."""
+        for one in run.family():
+            self._ended_here[one.id] = None
+        while len(self._ended_here) > MAX_RUNS:
+            self._ended_here.pop(next(iter(self._ended_here)), None)
+        self._end(run)
 
     def _end(self, run: Run) -> None:
         ended = self._runs.close(run)
