@@ -152,7 +152,7 @@ def wasm_tiny(tmp_path: Path) -> Callable[..., Any]:
                 fd,
                 driver.Limits(memory=8 * MiB, disk=MiB, inodes=16),
                 output=more.pop("output", lambda _fd, _data: None),
-                clock=driver.real_clock,
+                clock=driver.real_clock(),
                 entropy=os.urandom,
                 **more,
             )

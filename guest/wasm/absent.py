@@ -6,11 +6,13 @@ Rule 2: the kind of error stays what a program expects where it falls back by it
 """
 
 import builtins
+import errno
 import os
 import signal
 import socket
 import subprocess
 import threading
+import time
 
 _ELSEWHERE = "run this code on the container, gvisor or microvm rung"
 _NO_PROCESS = "the wasm rung has no processes: compute it in Python, call an operation (host.call), or " + _ELSEWHERE
@@ -87,22 +89,41 @@ def _attributes(module, reasons):
     module.__getattr__ = missing
 
 
+def uname():
+    """os.uname for a system that has a name and no kernel behind it."""
+    return os.uname_result(("wasi", "sandbox", "", "", "wasm32"))
+
+
+def _checked(read):
+    """A clock by its number: the C library takes any number for the address of a clock."""
+    clocks = {getattr(time, name) for name in dir(time) if name.startswith("CLOCK_")}
+
+    def clock(number):
+        if number not in clocks:
+            raise OSError(errno.EINVAL, "there is no such clock")
+        return read(number)
+
+    return clock
+
+
 def settle():
     """Put the words where they are needed; once, when the image is made."""
     builtins.__import__ = find
-    unsupported = 58  # ENOTSUP, what the guest's own socket() gives
-    socket.socket.__init__ = _refuse(OSError, unsupported, _NO_NETWORK)
+    refused = errno.EAFNOSUPPORT  # for every family: the errno of one that a system does not have
+    socket.socket.__init__ = _refuse(OSError, refused, _NO_NETWORK)
     for name in ("create_connection", "create_server", "fromfd", "socketpair"):
-        setattr(socket, name, _refuse(OSError, unsupported, _NO_NETWORK))
+        setattr(socket, name, _refuse(OSError, refused, _NO_NETWORK))
     for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getnameinfo", "getfqdn"):
         setattr(socket, name, _refuse(socket.gaierror, -2, _NO_NETWORK))
-    subprocess.Popen.__init__ = _refuse(OSError, unsupported, _NO_PROCESS)
+    subprocess.Popen.__init__ = _refuse(OSError, errno.ENOTSUP, _NO_PROCESS)
     threading.Thread.start = _refuse(RuntimeError, _NO_THREAD)
     reasons = dict.fromkeys(_PROCESS_NAMES.split(), _NO_PROCESS)
     reasons.update(dict.fromkeys(_HOST_NAMES.split(), _NO_HOST))
     for name in [one for one in reasons if hasattr(os, one)]:
         del reasons[name]
     _attributes(os, reasons)
+    os.uname = uname
+    time.clock_gettime, time.clock_gettime_ns = _checked(time.clock_gettime), _checked(time.clock_gettime_ns)
     _attributes(signal, dict.fromkeys(_SIGNAL_NAMES.split(), _NO_SIGNAL))
 
 

@@ -47,6 +47,17 @@ class MicrovmChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     allow_emulated: bool = False
 
 
+class WasmChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[execution.wasm]`: what an operator decides about the wasm rung.
+
+    Attributes:
+        store: directory of the compiled guest and its images (`lockgate wasm build`); None = the store of this user.
+
+    """
+
+    store: str | None = None
+
+
 # What an escape from a rung would reach, beside the run itself; `policy.choose` has the table.
 Reaches = Literal["nothing", "user", "tenants", "control_plane"]
 # What may be asked for: a rung, or "auto" for the one that the chooser finds strong enough among those that run here.

@@ -47,7 +47,7 @@ def runtimes(settings: Settings | None = None) -> dict[str, Runtime]:
         "container": ContainerRuntime(),
         "gvisor": GvisorRuntime(chosen.gvisor),
         "microvm": MicrovmRuntime(chosen.microvm),
-        "wasm": WasmRuntime(),
+        "wasm": WasmRuntime(store=Path(chosen.wasm.store) if chosen.wasm.store is not None else None),
     }
 
 

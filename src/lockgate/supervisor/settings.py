@@ -9,7 +9,7 @@ import msgspec
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
 from lockgate.contract.run import Rung
-from lockgate.contract.rungs import GvisorChoices, MicrovmChoices, Weakness
+from lockgate.contract.rungs import GvisorChoices, MicrovmChoices, WasmChoices, Weakness
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         max_runs: runs alive at once; later ones wait for a machine.
         recycle: runs after which a template is replaced by a fresh one.
         acquire: seconds a run may wait for a machine before it is refused.
-        gvisor: what only the gvisor rung has. microvm: what only the microvm rung has.
+        gvisor, microvm, wasm: what only the rung of that name has.
 
     """
 
@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     acquire: float = 30.0
     gvisor: GvisorChoices = GvisorChoices()
     microvm: MicrovmChoices = MicrovmChoices()
+    wasm: WasmChoices = WasmChoices()
 
     @property
     def accepted(self) -> tuple[Weakness, ...]:

@@ -222,9 +222,14 @@ def _go_on() -> None:
     """Wait for nothing."""
 
 
-def real_clock(number: int) -> int:
-    """The host's clocks under their WASI numbers, in nanoseconds; CPU time is this process's."""
-    return (time.time_ns, time.monotonic_ns, time.process_time_ns, time.thread_time_ns)[number]()
+def real_clock() -> Callable[[int], int]:
+    """Return the host's clocks under their WASI numbers, in nanoseconds.
+
+    CPU time is this process's; the monotonic clock begins now, since the host's begins with the host.
+    """
+    began = time.monotonic_ns()
+    clocks = (time.time_ns, lambda: time.monotonic_ns() - began, time.process_time_ns, time.thread_time_ns)
+    return lambda number: clocks[number]()
 
 
 class Instance(Core):
@@ -248,7 +253,7 @@ class Instance(Core):
         output: Callable[[int, bytes], None],
         relay: Callable[[bytes], bytes],
     ) -> None:
-        super().__init__(cwasm, stdlib, limits, output=output, clock=real_clock, entropy=os.urandom)
+        super().__init__(cwasm, stdlib, limits, output=output, clock=real_clock(), entropy=os.urandom)
         image_unsafe.restore(self.guest.memory, image)
         self._alarm: Alarm | None = None
         self._relay = relay

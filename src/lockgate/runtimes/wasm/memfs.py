@@ -206,7 +206,7 @@ class Tree:
     def place(self, path: str, quota: Quota | None = None) -> Directory:
         """Make a directory and those above it; with a quota, the run may change what is in it."""
         here = self.root
-        for part in path.encode().strip(b"/").split(b"/"):
+        for part in filter(None, path.encode().split(b"/")):
             found = here.entries.get(part)
             if not isinstance(found, Directory):
                 found = self._attach(here, part, Directory(self._number(), self.now()))
@@ -286,6 +286,11 @@ class Tree:
         if where.links == 0:
             raise Refused(Errno.NOENT)  # the directory itself was removed
         return where.quota
+
+    @staticmethod
+    def changeable(node: Node) -> bool:
+        """Whether the run may change what is beneath a directory."""
+        return isinstance(node, Directory) and node.quota is not None
 
     def _touch(self, where: Directory) -> None:
         where.times[1] = where.times[2] = self.now()

@@ -42,7 +42,12 @@ _IO_BYTES: Final = 16 << 20  # of one read; the rest comes with the next
 _EVENTS: Final = 64
 _OPEN_FILES: Final = 256
 _ROOT_FD: Final = 3
-_FIRST_FD: Final = 4
+_GIVEN: Final = (b"/", b"/run")  # descriptors 3 and 4: the tree, and what of it may be changed
+_FIRST_FD: Final = _ROOT_FD + len(_GIVEN)
+# Beneath a directory that cannot be changed nothing is writable; a wish to write is still told by the other right that
+# comes with it, so that it can be refused.
+_RIGHT_ALLOCATE: Final = 1 << 8
+_BENEATH_READ_ONLY: Final = _ALL_RIGHTS & ~_RIGHT_WRITE
 _SIGNED: Final = 1 << 63
 
 
@@ -101,7 +106,10 @@ class Wasi:
         self._clock = clock
         self._entropy = entropy
         self._sleep = sleep
-        self._open: dict[int, Opened] = {_ROOT_FD: Opened(tree.root, reads=True, writes=False, flags=0)}
+        self._open: dict[int, Opened] = {
+            _ROOT_FD + n: Opened(tree.place(name.decode()), reads=True, writes=False, flags=0)
+            for n, name in enumerate(_GIVEN)
+        }
 
     def functions(self) -> dict[str, Callable[..., int]]:
         """Return every function of the contract, guarded: a refusal or a bad pointer becomes an errno."""
@@ -121,8 +129,8 @@ class Wasi:
         return {name: guard(getattr(self, name)) for name in guest_abi.FUNCTIONS}
 
     def open_files(self) -> int:
-        """Return how many descriptors the guest holds, the root's not counted."""
-        return len(self._open) - 1
+        """Return how many descriptors the guest holds beside those that it is given."""
+        return len(self._open) - len(_GIVEN)
 
     # ---- arguments, environment, clock, randomness -----------------------------------------------------------------
     def args_sizes_get(self, count: int, size: int) -> int:
@@ -234,19 +242,20 @@ class Wasi:
         return list(_IOVEC.iter_unpack(window))
 
     def fd_prestat_get(self, fd: int, result: int) -> int:
-        """One directory is given: the root of the run's own tree."""
-        if fd != _ROOT_FD:
+        """Two directories are given, see `_GIVEN`."""
+        if not 0 <= fd - _ROOT_FD < len(_GIVEN):
             return Errno.BADF
-        self.memory.pack(_PRESTAT, result, 0, 1)
+        self.memory.pack(_PRESTAT, result, 0, len(_GIVEN[fd - _ROOT_FD]))
         return 0
 
     def fd_prestat_dir_name(self, fd: int, buffer: int, length: int) -> int:
-        """Its name."""
-        if fd != _ROOT_FD:
+        """Their names."""
+        if not 0 <= fd - _ROOT_FD < len(_GIVEN):
             return Errno.BADF
-        if length < 1:
+        name = _GIVEN[fd - _ROOT_FD]
+        if length < len(name):
             return Errno.INVAL
-        self.memory.write(buffer, b"/")
+        self.memory.write(buffer, name)
         return 0
 
     def fd_close(self, fd: int) -> int:
@@ -272,7 +281,8 @@ class Wasi:
         rights = _ALL_RIGHTS if opened.writes or kind == _DIRECTORY else _READ_RIGHTS
         if not opened.reads:
             rights &= ~_RIGHT_READ
-        self.memory.pack(_FDSTAT, result, kind, opened.flags, rights, _ALL_RIGHTS)
+        beneath = _ALL_RIGHTS if self._tree.changeable(opened.node) else _BENEATH_READ_ONLY
+        self.memory.pack(_FDSTAT, result, kind, opened.flags, rights, beneath)
         return 0
 
     def fd_fdstat_set_flags(self, fd: int, flags: int) -> int:
@@ -291,6 +301,8 @@ class Wasi:
 
     def fd_filestat_get(self, fd: int, result: int) -> int:
         """fstat(2)."""
+        if _ROOT_FD <= fd < _FIRST_FD:
+            return Errno.BADF  # given to find names in; to the program they are no open files
         return self._stat(result, None if fd < _ROOT_FD else self._at(fd).node)
 
     def fd_filestat_set_size(self, fd: int, size: int) -> int:
@@ -465,7 +477,7 @@ class Wasi:
         self.memory.check(result, 4)
         if len(self._open) >= _OPEN_FILES:
             return Errno.MFILE
-        reads, writes = bool(rights & _RIGHT_READ), bool(rights & _RIGHT_WRITE)
+        reads, writes = bool(rights & _RIGHT_READ), bool(rights & (_RIGHT_WRITE | _RIGHT_ALLOCATE))
         try:
             node = self._tree.find(start, path)
         except Refused as refused:
