@@ -186,14 +186,33 @@ async def exchange(
         upgrade: the request may change the protocol.
 
     Raises:
-        BadResponse: no plain HTTP came back, and nothing of it was passed on.
-        OSError, TimeoutError: one side broke or stopped; part of a response may have been passed on.
+        BadResponse: no plain HTTP came back, or nothing in time; nothing was passed on.
+        ConnectionError: one side broke or stopped in the middle of the response: only closing says so.
 
     """
+    try:
+        response, data = await _first(request, authority, upstream, keep=keep_upstream, upgrade=upgrade)
+    except OSError as error:  # TimeoutError is one
+        raise BadResponse from error
+    try:
+        if response.status == 101:
+            head = response.downstream(keep_alive=True, upgrade=True)
+            await client.send(head + bytes(data), asyncio.get_running_loop().time() + SEND_SECONDS)
+        else:
+            await _relay_body(response, data, upstream, client, keep=keep and response.body != "close")
+    except TimeoutError:
+        raise ConnectionError("one side stopped in the middle of a response") from None
+    return response
+
+
+async def _first(
+    request: Judged, authority: str, upstream: Duplex, *, keep: bool, upgrade: bool
+) -> tuple[Response, bytearray]:
+    """Send the request; returns the head of the final response and what came behind it."""
     loop = asyncio.get_running_loop()
     head, body = request.head, request.body
     length = None if head.body == "none" else len(body)
-    raw = head.upstream(authority.encode("ascii"), length=length, keep_alive=keep_upstream, upgrade=upgrade)
+    raw = head.upstream(authority.encode("ascii"), length=length, keep_alive=keep, upgrade=upgrade)
     await upstream.send(raw + body, loop.time() + SEND_SECONDS + len(body) / 100_000)
     data = bytearray()
     deadline = loop.time() + RESPONSE_SECONDS
@@ -207,14 +226,9 @@ async def exchange(
             continue
         del data[: response.size]
         if response.status >= 200 or (response.status == 101 and upgrade):
-            break
+            return response, data
         if response.status == 101:
             raise BadResponse  # nobody asked to change the protocol
-    if response.status == 101:
-        await client.send(response.downstream(keep_alive=True, upgrade=True) + bytes(data), loop.time() + SEND_SECONDS)
-        return response
-    await _relay_body(response, data, upstream, client, keep=keep and response.body != "close")
-    return response
 
 
 async def _relay_body(response: Response, data: bytearray, upstream: Duplex, client: Duplex, *, keep: bool) -> None:

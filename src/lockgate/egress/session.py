@@ -391,7 +391,7 @@ class Session:
                 keep=head.keep_alive, keep_upstream=keep_upstream, upgrade=upgrade,
             )  # fmt: skip
         except BadResponse:
-            bad = Verdict(False, "dial_failed", verdict.rule, "the destination does not speak plain HTTP/1.1")
+            bad = Verdict(False, "dial_failed", verdict.rule, "the destination gave no plain HTTP/1.1 answer")
             raise Denied("dial", bad, endpoint) from None
 
     def outgoing(self, endpoint: Endpoint, verdict: Verdict, data: bytes) -> None:
