@@ -31,10 +31,12 @@ from lockgate.cli.app import app
 from lockgate.contract import errors
 from lockgate.contract.bounds import TABLE, Bounds
 from lockgate.contract.reasons import SENTENCES
+from lockgate.contract.rungs import BOUNDARIES
+from lockgate.policy.choose import CANNOT, CODE, LEVELS, LIVES, ORDER, REACHES, STRENGTH
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN = {"docs/tutorial.md"}
+RUN = {"docs/tutorial.md", "docs/how-to/egress-run.md"}
 FENCE = re.compile(
     r"(?P<mark><!-- run -->\n)?^```(?P<lang>\w+)(?P<rest>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -262,6 +264,28 @@ def config_table() -> str:
     return table(["table", "key", "default", "meaning"], rows)
 
 
+def choose_table() -> str:
+    """The chooser's tables, from its code."""
+    levels = table(
+        ["code \\ an escape reaches", *(f"`{one}`" for one in REACHES)],
+        [[f"`{code}`", *(LEVELS[code][one] for one in REACHES)] for code in CODE],
+    )
+    rungs = table(
+        ["rung", "boundary", "good for level", "cannot give"],
+        [
+            [
+                f"`{rung}`",
+                BOUNDARIES[rung],
+                strength,
+                "; ".join(f"`{need}`: {why}" for need, why in CANNOT[rung].items()),
+            ]
+            for rung, strength in STRENGTH.items()
+        ],
+    )
+    order = table(["lives", "tried in this order"], [[f"`{lives}`", ", ".join(ORDER[lives])] for lives in LIVES])
+    return f"{levels}\n{rungs}\n{order}"
+
+
 def adr_table() -> str:
     """The list of decisions, from their files."""
     rows: list[list[Any]] = []
@@ -277,6 +301,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": errors_table,
     "reasons": reasons_table,
     "config": config_table,
+    "choose": choose_table,
     "adr": adr_table,
 }
 

@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from lockgate.policy import one_of as one_of
     from lockgate.policy import when as when
     from lockgate.policy import where as where
+    from lockgate.policy.choose import Choice as Choice
+    from lockgate.policy.choose import ThreatModel as ThreatModel
+    from lockgate.policy.choose import choose as choose
 
 _HOME: Final[dict[str, str]] = {
     "BackendRefused": "lockgate.broker.failures",
@@ -121,6 +124,9 @@ _HOME: Final[dict[str, str]] = {
     "Scope": "lockgate.policy",
     "Text": "lockgate.policy",
     "Url": "lockgate.policy",
+    "Choice": "lockgate.policy.choose",
+    "ThreatModel": "lockgate.policy.choose",
+    "choose": "lockgate.policy.choose",
     "at_least": "lockgate.policy",
     "at_most": "lockgate.policy",
     "budget": "lockgate.policy",

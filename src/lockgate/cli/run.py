@@ -16,6 +16,7 @@ from lockgate.cli.output import Json, note, print_json
 from lockgate.config import Config
 from lockgate.contract.errors import ConfigError
 from lockgate.contract.run import RunResult
+from lockgate.contract.rungs import AUTO
 from lockgate.gate import checks
 from lockgate.gate.escape import escape
 
@@ -28,7 +29,7 @@ def run(
     config: ConfigPath = None,
     scope: Annotated[Path | None, typer.Option(help="Scope, TOML or JSON. Default: allows nothing.")] = None,
     env: Annotated[str | None, typer.Option(help="Package set; see `lockgate env list`.")] = None,
-    rung: Annotated[str | None, typer.Option(help="Isolation rung.")] = None,
+    rung: Annotated[str | None, typer.Option(help="Isolation rung, or auto; see `lockgate choose`.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds of wall clock.")] = None,
     bound: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Narrow a bound; repeatable.")] = None,
     export_to: Annotated[Path | None, typer.Option(help="Directory for exported files.")] = None,
@@ -58,7 +59,8 @@ def run(
         )
     weaker = checks.weaknesses(accept_weaker or ())
     # Refused before anything is started.
-    checks.rung(rung or settings.execution.rung, accept_shared_kernel=accepted)
+    if (rung or settings.execution.rung) != AUTO:
+        checks.rung(rung or settings.execution.rung, accept_shared_kernel=accepted)
     bounds = checks.bounds(settings.execution.bounds, _bounds(bound or []), timeout)
     source = checks.script(_read(file, bounds.code), bounds.code)
     what = load_scope(scope) if scope is not None else empty_scope(bounds.wall + 120)

@@ -149,8 +149,11 @@ def resolved(config: Config, base: Path, place: Where) -> Config:
         )
         execution = msgspec.structs.replace(execution, gvisor=chosen)
     if execution.microvm.store is not None:
-        place = absolute(execution.microvm.store, "execution.microvm.store")
-        execution = msgspec.structs.replace(execution, microvm=msgspec.structs.replace(execution.microvm, store=place))
+        store = absolute(execution.microvm.store, "execution.microvm.store")
+        execution = msgspec.structs.replace(execution, microvm=msgspec.structs.replace(execution.microvm, store=store))
+    if execution.wasm.store is not None:
+        store = absolute(execution.wasm.store, "execution.wasm.store")
+        execution = msgspec.structs.replace(execution, wasm=msgspec.structs.replace(execution.wasm, store=store))
     return msgspec.structs.replace(
         config,
         audit=Audit(path=absolute(config.audit.path, "audit.path")),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 from lockgate.config import tables
 from lockgate.config.places import Where, nearest, shown
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
-from lockgate.contract.rungs import GvisorChoices, MicrovmChoices
+from lockgate.contract.rungs import GvisorChoices, MicrovmChoices, Reaches, RungChoice, WasmChoices
 from lockgate.policy.egress_spec import EgressSpec, Limits
 
 SCHEMES: Final = ("file", "cred", "k8s")
@@ -28,6 +28,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "execution.bounds": Bounds.__struct_fields__,
     "execution.gvisor": GvisorChoices.__struct_fields__,
     "execution.microvm": MicrovmChoices.__struct_fields__,
+    "execution.wasm": WasmChoices.__struct_fields__,
     "broker": tables.Broker.__struct_fields__,
     "secrets.*": tables.Secret.__struct_fields__,
     "backends.*": tables.Backend.__struct_fields__,
@@ -40,7 +41,8 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
 _NAMED: Final = ("secrets", "backends", "alerts.sinks")
 """Tables whose keys are names that the person chose."""
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "execution.rung": tables.RUNGS,
+    "execution.rung": get_args(RungChoice),
+    "execution.reaches": get_args(Reaches),
     "execution.memory": ("cgroup", "rlimit"),
     "minter": ("jwt", "key"),
     "kind": ("file", "webhook", "slack", "pagerduty", "otlp"),

@@ -8,8 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.run import Rung
-from lockgate.contract.rungs import RUNGS, GvisorChoices, MicrovmChoices, Weakness
+from lockgate.contract.rungs import RUNGS, GvisorChoices, MicrovmChoices, Reaches, RungChoice, WasmChoices, Weakness
 from lockgate.policy.egress_spec import EgressSpec
 
 __all__ = ["RUNGS", "Audit", "Backend", "Broker", "Config", "Execution", "Render", "Secret", "Table"]
@@ -30,7 +29,8 @@ class Execution(Table, frozen=True, kw_only=True):
     """`[execution]`: what a run gets when the call does not say.
 
     Attributes:
-        rung: the isolation rung.
+        rung: the isolation rung; "auto" = one that is strong enough for a model's code, of those that run here (X2).
+        reaches: what an escape would reach, for "auto".
         accept_shared_kernel: whether hostile code may run on a rung that shares the host's kernel (X3).
         accept_weaker: weaknesses of other rungs on this host that are accepted (X3).
         memory: "cgroup", or "rlimit" to accept the weaker fallback on hosts without a memory cgroup (X6).
@@ -39,11 +39,12 @@ class Execution(Table, frozen=True, kw_only=True):
         env_store: directory of package sets, absolute once loaded; None = the user's data directory.
         cgroup: a delegated cgroup v2 directory for runs, absolute once loaded; None = look for one.
         bounds: ceilings of every run under this configuration.
-        gvisor: what only the gvisor rung has. microvm: what only the microvm rung has.
+        gvisor, microvm, wasm: what only the rung of that name has.
 
     """
 
-    rung: Rung = "container"
+    rung: RungChoice = "container"
+    reaches: Reaches = "user"
     accept_shared_kernel: bool = False
     accept_weaker: tuple[Weakness, ...] = ()
     memory: Literal["cgroup", "rlimit"] = "cgroup"
@@ -54,6 +55,7 @@ class Execution(Table, frozen=True, kw_only=True):
     bounds: Bounds = Bounds()
     gvisor: GvisorChoices = GvisorChoices()
     microvm: MicrovmChoices = MicrovmChoices()
+    wasm: WasmChoices = WasmChoices()
 
 
 class Secret(Table, frozen=True, kw_only=True):

@@ -13,11 +13,6 @@ from lockgate.contract.run import Rung
 from lockgate.contract.rungs import BOUNDARIES, BUILT, RUNGS, WEAKNESSES, Weakness
 
 _DEFAULTS = Bounds()
-_MISSING: dict[str, str] = {
-    "gvisor": "the runsc runtime, which this build of lockgate does not drive",
-    "microvm": "a virtual machine monitor, which this build of lockgate does not drive",
-    "wasm": "a WebAssembly engine, which this build of lockgate does not drive",
-}
 # Bounds that the broker enforces: a run that narrows one of them needs a ticket that says so.
 BROKER_BOUNDS = ("calls", "calls_in_flight", "export", "exports")
 
@@ -63,9 +58,7 @@ def rung(asked: str, *, accept_shared_kernel: bool) -> Rung:
         raise UnknownRung(f"there is no rung {asked[:80]!r}", next_step=nearest(asked, RUNGS))
     if found not in BUILT:
         raise CannotIsolate(
-            f"the {found} rung cannot be had: it needs {_MISSING[found]}",
-            next_step='use rung="container" with accept_shared_kernel=True if a shared kernel is enough here, '
-            "and see what is: lockgate doctor",
+            f"this version does not drive the {found} rung", next_step="use one of: " + ", ".join(BUILT)
         )
     if BOUNDARIES[found] == "shared kernel" and not accept_shared_kernel:
         raise CannotIsolate(

@@ -11,6 +11,7 @@ import msgspec
 
 from lockgate.config import Config, Execution
 from lockgate.contract.errors import ConfigError
+from lockgate.contract.rungs import AUTO
 
 
 def config_file(config: Config) -> int:
@@ -30,6 +31,9 @@ def supervisor_settings(execution: Execution, *, accept_shared_kernel: bool) -> 
     """Return the argv JSON of `lockgate.supervisor.settings.Settings`; there is no secret in it."""
     settings = {name: getattr(execution, name) for name in execution.__struct_fields__}
     settings["accept_shared_kernel"] = accept_shared_kernel
+    del settings["reaches"]
+    if execution.rung == AUTO:  # chosen at the first run; until then nothing is kept warm
+        settings |= {"rung": "container", "pool": 0}
     return msgspec.json.encode(settings).decode()
 
 

@@ -16,9 +16,9 @@ import msgspec
 
 from lockgate.contract.errors import CannotIsolate, ConfigError
 from lockgate.contract.run import Rung
+from lockgate.contract.rungs import Reaches
 
 Code = Literal["own", "model", "third_party", "hostile"]
-Reaches = Literal["nothing", "user", "tenants", "control_plane"]
 Lives = Literal["expression", "seconds", "session"]
 Need = Literal["packages", "subprocess", "threads", "gpu"]
 
@@ -35,9 +35,10 @@ LEVELS: Final[Mapping[Code, Mapping[Reaches, int]]] = {
     "hostile": {"nothing": 2, "user": 3, "tenants": 3, "control_plane": 3},
 }
 STRENGTH: Final[Mapping[Rung, int]] = {"container": 1, "wasm": 2, "gvisor": 2, "microvm": 3}
-# Of rungs that are strong enough, the first in this order: the quickest to have for how long the code lives.
+# Of rungs that are strong enough, the first in this order: never a stronger one before a weaker one, or a longer life or
+# one more need could mean less wall; among equals the one that suits how long the code lives.
 ORDER: Final[Mapping[Lives, tuple[Rung, ...]]] = {
-    "expression": ("wasm", "container", "gvisor", "microvm"),
+    "expression": ("container", "wasm", "gvisor", "microvm"),
     "seconds": ("container", "wasm", "gvisor", "microvm"),
     "session": ("container", "gvisor", "wasm", "microvm"),
 }
@@ -50,7 +51,7 @@ _LEVEL_WORDS: Final = {
     2: "the code must not talk to the host's kernel",
     3: "only hardware virtualisation is enough",
 }
-_CANNOT: Final[Mapping[Rung, Mapping[Need, str]]] = {
+CANNOT: Final[Mapping[Rung, Mapping[Need, str]]] = {
     "container": {"subprocess": "its filter refuses execve"},
     "gvisor": {},
     "microvm": {},
@@ -160,7 +161,7 @@ def choose(model: ThreatModel, missing: Mapping[Rung, str | None] | None = None)
         if why is None and chosen is None:
             chosen = rung
         else:
-            refused[rung] = why or f"strong enough; the {chosen} rung is quicker to have for code that lives so"
+            refused[rung] = why or f"strong enough too, but {chosen} is quicker to have"
     if chosen is None:
         raise _none(model, refused, fit, missing)
     reasons = (
@@ -191,8 +192,8 @@ def _unable(rung: Rung, model: ThreatModel) -> str | None:
     if "gpu" in model.needs:
         return _NO_GPU
     for need in sorted(model.needs):
-        if need in _CANNOT[rung]:
-            return f"no {need}: {_CANNOT[rung][need]}"
+        if need in CANNOT[rung]:
+            return f"no {need}: {CANNOT[rung][need]}"
     outside = sorted(name for name in model.packages if normal(name) not in LINKED | PURE)
     if rung == "wasm" and outside:
         return f"no {', '.join(outside)}: its guest imports only what is linked into it ({', '.join(sorted(LINKED))})"

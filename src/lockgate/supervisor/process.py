@@ -151,7 +151,8 @@ class Supervisor:
             if error is not None:
                 self._send(wire.Refused(id=message.id, fault=fault_of(error)))
             else:
-                self._answer(message.id, {"warm": self._engine.pool.warm(key)})
+                pool = self._engine.pool
+                self._answer(message.id, {"warm": pool.warm(key), "weakness": pool.weakness(key)})
 
         self._engine.when_warm(key, message.count, _PREWARM_SECONDS + 0.1 * message.count, done)
 

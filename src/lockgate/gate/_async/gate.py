@@ -15,6 +15,7 @@ import msgspec
 
 from lockgate.config import Config, from_dict, load
 from lockgate.contract import wire
+from lockgate.contract.rungs import AUTO
 from lockgate.gate import checks
 from lockgate.gate._async.render import GateRender
 from lockgate.gate._async.run import RunScope
@@ -22,6 +23,7 @@ from lockgate.gate._async.session import ANSWER_SECONDS, Session
 from lockgate.gate.pump_async import OnApproval
 from lockgate.gate.start import default_audit_path
 from lockgate.policy import Scope
+from lockgate.policy.choose import Choice
 
 PREWARM_SECONDS: Final = 120.0
 DOCTOR_SECONDS: Final = 120.0
@@ -140,6 +142,15 @@ class Gate:
         id_ = self._session.core().next_id()
         return cast("dict[str, Any]", await self._session.ask_supervisor(wire.Stats(id=id_), id_, ANSWER_SECONDS))
 
+    async def choice(self, *, env: str | None = None) -> Choice:
+        """Return what `rung="auto"` means on this host: the rung, why, and why not each other one (X2).
+
+        Raises:
+            CannotIsolate: nothing that runs here is strong enough for a model's code; names the fix.
+
+        """
+        return await self._session.auto(env or self.config.execution.env)
+
     async def prewarm(self, count: int, *, rung: str | None = None, env: str | None = None) -> None:
         """Return when `count` warm slots of this rung and package set are there.
 
@@ -148,7 +159,10 @@ class Gate:
 
         """
         execution = self.config.execution
-        checked = checks.rung(rung or execution.rung, accept_shared_kernel=self.accept_shared_kernel)
+        asked: str = rung or execution.rung
+        if asked == AUTO:
+            asked = (await self._session.auto(env or execution.env)).rung
+        checked = checks.rung(asked, accept_shared_kernel=self.accept_shared_kernel)
         id_ = self._session.core().next_id()
         message = wire.Prewarm(id=id_, rung=checked, env=env or execution.env, count=count)
         await self._session.ask_supervisor(message, id_, PREWARM_SECONDS)

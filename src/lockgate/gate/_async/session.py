@@ -19,6 +19,7 @@ from lockgate.alerts.start import wait_ready
 from lockgate.config import Config, Render
 from lockgate.contract import wire
 from lockgate.contract.errors import HostFault, ProcessDied
+from lockgate.gate._async.auto import Auto
 from lockgate.gate.children import CLOSE_SECONDS, Child, Children, start_from_lasting_thread
 from lockgate.gate.core import Core, Peer, unwrap
 from lockgate.gate.faults import died
@@ -26,6 +27,7 @@ from lockgate.gate.link import Link
 from lockgate.gate.pump_async import OnApproval, Pump, Waiter
 from lockgate.gate.start import config_file, log_file, make_default_directory, supervisor_settings
 from lockgate.gate.values import Approval, Decision
+from lockgate.policy.choose import Choice
 
 T = TypeVar("T")
 READY_SECONDS: Final = 75.0
@@ -73,6 +75,7 @@ class Session:
         self._told = config
         self._alerter_starts = MAX_RESTARTS  # until it was ready once, its end is an error of the start
         self._alerter_since = 0.0
+        self._auto = Auto(self)
 
     # ---- life ------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -269,6 +272,10 @@ class Session:
             return unwrap(await self.pump.wait(waiter, seconds), wire.Answer, supervisor, seconds).data
         finally:
             supervisor.pending.pop(id_, None)
+
+    async def auto(self, env: str | None) -> Choice:
+        """Return what `rung="auto"` means here."""
+        return await self._auto.choice(env)
 
     async def operations(self, run: str | None) -> Any:
         """Return the registry's description, of one run or whole."""

@@ -31,7 +31,7 @@ from lockgate.contract.errors import (
     ProcessDied,
 )
 from lockgate.contract.run import ExportInfo, RunResult, RunSpec
-from lockgate.contract.rungs import Weakness
+from lockgate.contract.rungs import AUTO, Weakness
 from lockgate.gate import checks
 from lockgate.gate._sync.render import RunRender
 from lockgate.gate._sync.session import ANSWER_SECONDS, Session
@@ -227,7 +227,8 @@ class Run:
         Args:
             source: Python, text or UTF-8 bytes.
             timeout: seconds of wall clock, at most the configured `wall`.
-            rung: isolation rung; None = the configured one. env: package set; None = the configured one.
+            rung: isolation rung, or "auto" for one that is strong enough for a model's code and runs here; None = the
+                configured one. env: package set; None = the configured one.
             bounds: bounds to narrow, by name.
             on_stdout: called with text while the code writes, at most `Bounds.output` bytes. on_stderr: the same.
             on_bytes: called with "stdout" or "stderr" and the bytes as they were written, under the same bound.
@@ -250,8 +251,10 @@ class Run:
         limits = checks.bounds(execution.bounds, bounds, timeout)
         text = checks.script(source, limits.code)
         accepted = session.accept_shared_kernel if accept_shared_kernel is None else accept_shared_kernel
-        asked = rung or execution.rung
+        asked: str = rung or execution.rung
         try:
+            if asked == AUTO:
+                asked = (session.auto(env or execution.env)).rung
             checked = checks.rung(asked, accept_shared_kernel=accepted)
         except CannotIsolate:
             self._not_isolated(core, asked, "cannot_isolate" if accepted else "shared_kernel")

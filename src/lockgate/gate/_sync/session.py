@@ -20,6 +20,7 @@ from lockgate.alerts.start import wait_ready
 from lockgate.config import Config, Render
 from lockgate.contract import wire
 from lockgate.contract.errors import HostFault, ProcessDied
+from lockgate.gate._sync.auto import Auto
 from lockgate.gate.children import CLOSE_SECONDS, Child, Children, start_from_lasting_thread
 from lockgate.gate.core import Core, Peer, unwrap
 from lockgate.gate.faults import died
@@ -27,6 +28,7 @@ from lockgate.gate.link import Link
 from lockgate.gate.pump_sync import OnApproval, Pump, Waiter
 from lockgate.gate.start import config_file, log_file, make_default_directory, supervisor_settings
 from lockgate.gate.values import Approval, Decision
+from lockgate.policy.choose import Choice
 
 T = TypeVar("T")
 READY_SECONDS: Final = 75.0
@@ -74,6 +76,7 @@ class Session:
         self._told = config
         self._alerter_starts = MAX_RESTARTS  # until it was ready once, its end is an error of the start
         self._alerter_since = 0.0
+        self._auto = Auto(self)
 
     # ---- life ------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -270,6 +273,10 @@ class Session:
             return unwrap(self.pump.wait(waiter, seconds), wire.Answer, supervisor, seconds).data
         finally:
             supervisor.pending.pop(id_, None)
+
+    def auto(self, env: str | None) -> Choice:
+        """Return what `rung="auto"` means here."""
+        return self._auto.choice(env)
 
     def operations(self, run: str | None) -> Any:
         """Return the registry's description, of one run or whole."""
