@@ -82,3 +82,14 @@ if [ "$mode" = dev ] && [ "$(id -u)" = 0 ]; then
         { .venv/bin/python -m lockgate gvisor fetch >/dev/null && .venv/bin/python -m lockgate gvisor check >/dev/null; } ||
         echo "note: going on without runsc: tests of the gvisor rung will fail" >&2
 fi
+
+# promtool checks the shipped alerting rules. Of Debian's package only that program is taken, so that no service starts.
+if [ "$mode" = dev ] && [ "$(id -u)" = 0 ] && ! command -v promtool >/dev/null && [ ! -x .venv/bin/promtool ]; then
+    (
+        cd .venv || exit
+        apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && apt-get download -qq prometheus; }
+        dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 -C bin ./usr/bin/promtool
+        rm -f prometheus_*.deb
+        [ -x bin/promtool ]
+    ) || echo "note: going on without promtool: the check of the alerting rules will skip" >&2
+fi
