@@ -97,7 +97,6 @@ def test_longer_lives_never_ask_for_less(model: ThreatModel) -> None:
         ({"code": "model"}, "wasm"),
         ({"code": "model", "lives": "session"}, "gvisor"),
         ({"code": "model", "needs": ["threads"]}, "gvisor"),
-        ({"code": "model", "needs": ["subprocess"]}, "gvisor"),
         ({"code": "model", "packages": ["pandas"]}, "wasm"),
         ({"code": "model", "packages": ["polars"]}, "gvisor"),
         ({"code": "model", "reaches": "control_plane"}, "microvm"),
@@ -122,6 +121,9 @@ def test_needs_that_no_rung_gives_are_errors() -> None:
     """A GPU is a friction point: it says why, and what to do; it is not a reason for less wall."""
     with pytest.raises(CannotIsolate, match="nvproxy") as caught:
         choose(threat_model(code="own", reaches="nothing", needs=["gpu"]))
+    assert "operation" in caught.value.next_step
+    with pytest.raises(CannotIsolate, match="subprocess") as caught:
+        choose(threat_model(code="own", reaches="nothing", needs=["subprocess"]))  # every rung refuses execve
     assert "operation" in caught.value.next_step
 
 

@@ -53,8 +53,8 @@ _LEVEL_WORDS: Final = {
 }
 CANNOT: Final[Mapping[Rung, Mapping[Need, str]]] = {
     "container": {"subprocess": "its filter refuses execve"},
-    "gvisor": {},
-    "microvm": {},
+    "gvisor": {"subprocess": "its filter inside the box refuses execve"},
+    "microvm": {"subprocess": "its filter inside the guest refuses execve"},
     "wasm": {"subprocess": "a WebAssembly guest has no processes", "threads": "its guest has no threads"},
 }
 _NO_GPU: Final = (
