@@ -35,8 +35,8 @@ LEVELS: Final[Mapping[Code, Mapping[Reaches, int]]] = {
     "hostile": {"nothing": 2, "user": 3, "tenants": 3, "control_plane": 3},
 }
 STRENGTH: Final[Mapping[Rung, int]] = {"container": 1, "wasm": 2, "gvisor": 2, "microvm": 3}
-# Of rungs that are strong enough, the first in this order. Never a stronger one before a weaker one: a longer life or one
-# more need could mean less wall. Among equals the one that suits how long the code lives.
+# Of rungs that are strong enough, the first in this order. Never a stronger one before a weaker one: a longer life, or
+# one more need, could then mean less wall. Among equals the one that suits how long the code lives.
 ORDER: Final[Mapping[Lives, tuple[Rung, ...]]] = {
     "expression": ("container", "wasm", "gvisor", "microvm"),
     "seconds": ("container", "wasm", "gvisor", "microvm"),
