@@ -68,8 +68,8 @@ class Run:
 
 
 @pytest.fixture
-def run(world: World, request: pytest.FixtureRequest) -> Iterator[Run]:
-    made = Run(world, request.node.name[:60])
+def run(world: World) -> Iterator[Run]:
+    made = Run(world, f"run-{os.urandom(6).hex()}")
     yield made
     made.control.close()
 
