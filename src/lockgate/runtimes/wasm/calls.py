@@ -38,11 +38,12 @@ def segments(arch: Arch, refusal: int) -> list[tuple[int, int | str]]:
     return [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
 
 
-def build(arch: Arch, *, every: int | None = None) -> bytes:
+def build(arch: Arch, *, every: int | None = None, own_namespace: bool = True) -> bytes:
     """Return the worker's filter as an array of struct sock_filter.
 
     Args:
         arch: for which architecture; any other ends the process.
+        own_namespace: whether the worker has a pid namespace of its own, in which process 1 is itself.
         every: errno of every refusal, in the place of an end: with it a test can ask for one thing after another.
 
     """
@@ -65,7 +66,7 @@ def build(arch: Arch, *, every: int | None = None) -> bytes:
         program.emit(bpf.JMP_JSET, PROT_EXEC, "refused", "allow")
     program.label("tgkill")
     program.load(bpf.arg(0))
-    program.emit(bpf.JMP_JEQ, _SELF, "allow", "refused")
+    program.emit(bpf.JMP_JEQ, _SELF, "allow" if own_namespace else "refused", "refused")
     program.label("clone3")  # what makes a thread asks this first, and falls back to clone, which ends it
     program.ret(bpf.ERRNO | (every or errno.ENOSYS))
     program.label("refused")

@@ -29,6 +29,6 @@ STOPPED: Final = b'{"stopped":"time"}'
 BROKE: Final = b'{"stopped":"protocol"}'
 
 # What a worker is beside the memory of its run: its interpreter and engine; and room for the kernel's own pages.
-OVERHEAD_BYTES: Final = 48 << 20
+OVERHEAD_BYTES: Final = 32 << 20
 WORKER_TASKS: Final = 2  # the guest's thread, and the alarm of the soft stop
 SOFT_STOP_SECONDS: Final = 0.02  # before the wall clock

@@ -31,6 +31,8 @@ from lockgate.runtimes.wasm.machine import Wall, WasmMachine
 
 START_SECONDS: Final = 60.0  # hashing 350 MB from a cold disk takes seconds
 PROBE_SECONDS: Final = 10.0
+# The zygote imports from where this process does, whatever started it.
+_PROGRAM: Final = "import sys; sys.path[:] = %r; from lockgate.runtimes.wasm import zygote; zygote.main(sys.argv[1:])"
 _ROOM: Final = 160 << 20  # the image, the worker's own overhead, and some: above what the group lets it touch
 
 
@@ -88,7 +90,7 @@ class WasmRuntime:
         with contextlib.ExitStack() as owned:
             base = ids.claim(owned) if ids.is_host_root() else 0
             plan = {"artifacts": msgspec.to_builtins(found), "base": base, "arguments": self._arguments}
-            argv = [sys.executable, "-I", "-m", "lockgate.runtimes.wasm.zygote"]
+            argv = [sys.executable, "-I", "-S", "-c", _PROGRAM % (sys.path,)]
             parent = forked.launch(argv, msgspec.json.encode(plan), START_SECONDS, _explained)
             missing: list[str] = parent.facts.get("missing") or []
             template = WasmTemplate(

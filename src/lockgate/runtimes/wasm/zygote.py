@@ -5,7 +5,7 @@ Rule 2: it sees no run, no code and nothing of a broker; its environment is empt
 Rule 3: what it maps or hands on was checked against its digest here, in this process, before the first worker.
 Rule 4: its root holds one file, the compiled module. Whatever a worker could open is this, read only.
 
-Started as `python -I -m lockgate.runtimes.wasm.zygote CTL LIFELINE PLAN`: three descriptors (forked.launch).
+Started by runtime.py with CTL LIFELINE PLAN: three descriptors (forked.launch).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
@@ -123,7 +122,8 @@ class Zygote:
         if not self.landlock:
             self.missing.append("Landlock (Linux 5.13, with landlock among lsm=)")
         self.step = "filter"
-        self.filter = Filter(calls.build(ARCH, every=self.options.marker))
+        own = self.mode != "none"
+        self.filter = Filter(calls.build(ARCH, every=self.options.marker, own_namespace=own))
         self.step = "settle"
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
         gc.collect()
@@ -142,6 +142,8 @@ class Zygote:
     def _enter_namespaces(self) -> Mode:
         """Take a mount namespace of our own: as root directly, else as the first id of a user namespace."""
         self.step = "unshare"
+        if "namespaces" in self.options.skip:
+            return "none"
         if self.plan.base:
             with contextlib.suppress(PermissionError):  # root without CAP_SYS_ADMIN, as in many containers
                 process.unshare(process.NEWNS)
@@ -239,7 +241,3 @@ def main(argv: list[str]) -> NoReturn:
     with contextlib.suppress(OSError):
         ctl.send(json.dumps({"error": step, "errno": code, "detail": detail}).encode())
     os._exit(dialog.STATUS_HARDENING_FAILED)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
