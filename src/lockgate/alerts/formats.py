@@ -86,7 +86,8 @@ def ocsf(alert: Alert) -> dict[str, Any]:
             "sequence": event.seq,
             "log_name": "lockgate",
             "original_event_uid": event.audit_id,
-            "profiles": ["security_control"],
+            # `actor` stands in the class of API calls itself, and comes with the profile `host` in the others.
+            "profiles": ["security_control"] if kind == "api" else ["security_control", "host"],
             "product": {"name": "lockgate", "vendor_name": "lockgate", "version": _VERSION},
         },
         "unmapped": {"why": alert.why, "via": event.via, "rung": event.rung, "tool": _text(event.tool)},
@@ -105,14 +106,17 @@ def _activity(kind: str, alert: Alert) -> tuple[int, dict[str, Any]]:
         url: dict[str, Any] = {"path": _text(event.path)}
         if event.host:
             url["hostname"] = _text(event.host)
-        request = {"http_method": _text(event.method or "UNKNOWN"), "url": url}
+        request: dict[str, Any] = {"url": url}
+        if event.method in _HTTP_ACTIVITY:
+            request["http_method"] = event.method
         return _HTTP_ACTIVITY.get(event.method, 99), {"dst_endpoint": _endpoint(event), "http_request": request}
     if kind == "dns":
-        return 1, {"query": {"hostname": _text(event.host or "unparsed"), "type": _text(event.qtype or "unknown")}}
+        query = {"hostname": _text(event.host or "unparsed"), "type": _text(event.qtype or "unknown")}
+        return 1, {"query": query, "src_endpoint": {"name": _text(event.tool or "agent"), "uid": _text(event.run)}}
     if kind == "api":
-        request = {"uid": event.audit_id}
+        called = {"uid": event.audit_id}
         source = {"name": event.via or "agent", "uid": _text(event.run)}
-        api = {"operation": _text(event.operation), "request": request, "service": {"name": "lockgate"}}
+        api = {"operation": _text(event.operation), "request": called, "service": {"name": "lockgate"}}
         return _API_ACTIVITY.get(event.effect, 99), {"api": api, "src_endpoint": source}
     finding: dict[str, Any] = {
         "uid": alert.key,
