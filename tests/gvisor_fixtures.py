@@ -16,7 +16,7 @@ GvisorRun = Callable[..., Outcome]
 PATIENCE = 60.0  # seconds for one box on a busy machine
 
 needs_gvisor = pytest.mark.skipif(
-    os.geteuid() != 0, reason="the gvisor rung is driven as root (docs/security/limits.md#of-the-gvisor-rung)"
+    os.geteuid() != 0, reason="needs boxes that are restored and bounded by v1 groups: root's (CI is root)"
 )
 
 

@@ -246,14 +246,20 @@ def test_a_key_that_nobody_reads_is_named(tmp_path: Path) -> None:
         load_text("[execution.gvisor]\nalow_old = true\n", name="lockgate.toml", base=tmp_path)
 
 
-def test_it_is_refused_where_nothing_bounds_a_sentry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """X3, X6: no group, no box; a plain user is told why, and nothing is started."""
-    runtime = GvisorRuntime(GvisorChoices(store=str(tmp_path)))
-    monkeypatch.setattr(os, "getuid", lambda: 0)
+def test_it_is_refused_where_nothing_bounds_a_sentry(tmp_path: Path) -> None:
+    """X3, X6: no group, no box; nothing is started and nothing written."""
     with pytest.raises(CannotIsolate, match="needs memory and pids control groups"):
-        runtime.start(TemplateSpec(memory_by_rlimit=True))
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
-    missing = runtime.probe()
-    assert missing is not None
-    assert "as root" in missing.missing
+        GvisorRuntime(GvisorChoices(store=str(tmp_path))).start(TemplateSpec(memory_by_rlimit=True))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "ARCHITECTURES", {"pdp11": "SCMP_ARCH_PDP11"})
+    missing = GvisorRuntime(GvisorChoices(store=str(tmp_path))).probe()
+    assert missing is not None
+    assert os.uname().machine in missing.missing
+
+
+def test_a_plain_users_runsc_is_told_that_it_is_one() -> None:
+    assert bundle.flags(rootless=True) == (*bundle.FLAGS, "--rootless")
+    assert bundle.flags(rootless=False) == bundle.FLAGS

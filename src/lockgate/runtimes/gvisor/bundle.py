@@ -70,6 +70,11 @@ serve(*ready)
 """
 
 
+def flags(*, rootless: bool) -> tuple[str, ...]:
+    """Return what runsc is given before its verb."""
+    return (*FLAGS, "--rootless") if rootless else FLAGS
+
+
 def config(image: Path) -> dict[str, Any]:
     """Return config.json for boxes on `image`; the launcher adds the path of the (empty) root."""
     # One thread each: a library that starts threads in the template would make it slower to save, not to run.

@@ -76,7 +76,10 @@ class Launcher:
 
     def prepare(self) -> dict[str, Any]:
         """Make the private directory, boot the template, save it; return what `ready` tells."""
-        process.unshare(process.NEWNS)
+        if self.plan["root"]:
+            process.unshare(process.NEWNS)
+        else:
+            _own_user_namespace()
         mounts.make_private("/")
         mounts.mount("tmpfs", str(self.work), mounts.MS_NOSUID | mounts.MS_NODEV, "mode=0700,size=4g")
         (self.work / "empty").mkdir()
@@ -230,6 +233,14 @@ class Launcher:
         for fd in self.boxes:
             _wait(fd, 5.0)
         os._exit(0)
+
+
+def _own_user_namespace() -> None:
+    """Be id 0 of a user namespace with this one user in it: it may mount, and make the namespaces of boxes."""
+    uid, gid = os.getuid(), os.getgid()
+    process.unshare(process.NEWUSER | process.NEWNS)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text, encoding="utf-8")
 
 
 def _wait(fd: int, seconds: float, other: int = -1) -> bool:

@@ -83,9 +83,9 @@ class GvisorRuntime:
             CannotIsolate: there is none, or it may not be used.
 
         """
-        unpacked = unpacked_at(self.store)
+        copies = [unpacked_at(one) for one in (self.store, default_store(), _ROOT_STORE)]
         return binary.inspect(
-            binary.locate(self._choices.runsc, unpacked if unpacked.is_file() else unpacked_at(default_store()))
+            binary.locate(self._choices.runsc, next((one for one in copies if one.is_file()), copies[0]))
         )
 
     def start(self, spec: TemplateSpec) -> GvisorTemplate:
@@ -145,13 +145,15 @@ class GvisorRuntime:
     ) -> GvisorTemplate:
         work = self.store / "work"
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = os.getuid() == 0
         order = {
+            "root": root,
             "runsc": runsc.path,
-            "flags": list(bundle.FLAGS),
+            "flags": list(bundle.flags(rootless=not root)),
             "work": str(work),
             "config": json.dumps(bundle.config(packed.path)),
             "modules": bundle.modules({"preload": list(spec.preload), **self._settings}),
-            "restore": restore,
+            "restore": restore and root,  # a rootless runsc restores nothing
         }
         argv = [plan.interpreter(), "-I", "-S", str(Path(__file__).with_name("launcher.py"))]
         parent = forked.launch(argv, json.dumps(order).encode(), START_SECONDS, _explained)
@@ -204,12 +206,6 @@ def _check_host(spec: TemplateSpec) -> None:
         raise CannotIsolate(
             f"the gvisor rung was not tested on {os.uname().machine}", next_step="use an x86_64 machine for it"
         )
-    if os.getuid() != 0:
-        raise CannotIsolate(
-            "the gvisor rung is driven as root: a plain user's runsc restores no checkpoint, and no group "
-            "of its own would bound it",
-            next_step="run the supervisor's service as root (lockgate serve); boxes themselves run as nobody",
-        )
     if spec.memory_by_rlimit:
         raise CannotIsolate(
             "the gvisor rung needs memory and pids control groups: nothing else bounds the sentry as a whole",
@@ -226,10 +222,11 @@ def _read(path: Path) -> None:
 
 def _explained(step: str, code: int, detail: str) -> CannotIsolate | HostFault:
     """Turn a failed step into the missing piece and its fix, where the errno tells."""
-    if step == "start" and code in {errno.EPERM, errno.EACCES}:
+    if step == "start" and code in {errno.EPERM, errno.EACCES, errno.ENOSPC}:
         return CannotIsolate(
-            f"this root lacks rights that the gvisor rung needs ({detail})",
-            next_step="run it with CAP_SYS_ADMIN in the initial user namespace: not inside an unprivileged container",
+            f"the namespaces that the gvisor rung needs cannot be made here ({detail})",
+            next_step="as root: have CAP_SYS_ADMIN, be in no unprivileged container; as a plain user: allow "
+            "user namespaces (user.max_user_namespaces above 0, no kernel.apparmor_restrict_unprivileged_userns)",
         )
     if step.startswith("preload"):
         return HostFault(

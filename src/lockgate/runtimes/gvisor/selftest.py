@@ -20,7 +20,7 @@ from typing import Any, Final
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate
 from lockgate.runtimes.gvisor.binary import Runsc
-from lockgate.runtimes.gvisor.bundle import FLAGS
+from lockgate.runtimes.gvisor.bundle import flags
 from lockgate.runtimes.gvisor.image import FORMAT, Image
 from lockgate.runtimes.protocol import Template
 from lockgate.runtimes.single import run_once
@@ -34,7 +34,7 @@ _CODE: Final = b"41 + host.call('one')"
 
 def _place(store: Path, runsc: Runsc, packed: Image | None) -> Path:
     image = packed.key if packed is not None else FORMAT
-    about = [_VERSION, runsc.sha256, image, os.uname().release, list(FLAGS)]
+    about = [_VERSION, runsc.sha256, image, os.uname().release, list(flags(rootless=os.getuid() != 0))]
     return store / "verdicts" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
 
 
