@@ -193,6 +193,7 @@ class Guest:
         self._store.set_epoch_deadline(_FAR)
         self._kept: list[object] = []  # callbacks must live as long as the linker
         self._functions: dict[str, Any] = {}
+        self._types: dict[tuple[str, bool], Any] = {}
         self.failure: BaseException | None = None
         self._slots = (ffi.wasmtime_val_raw_t * 4)()
 
@@ -202,9 +203,7 @@ class Guest:
 
     def define(self, module: str, name: str, params: str, function: Function, *, result: bool = True) -> None:
         """Give the guest a function: `params` is one letter a parameter, i = u32, I = u64; it returns a u32."""
-        kinds = {"i": wasmtime.ValType.i32(), "I": wasmtime.ValType.i64()}
-        results = [wasmtime.ValType.i32()] if result else []
-        kind: Any = wasmtime.FuncType([kinds[one] for one in params], results)
+        kind = self._type(params, result=result)
         callback = ffi.wasmtime_func_unchecked_callback_t(self._callback(params, function, result=result))
         self._kept.append(callback)
         label, where = name.encode(), module.encode()
@@ -221,6 +220,15 @@ class Guest:
         )
         if error:
             raise EngineError(str(wasmtime.WasmtimeError._from_ptr(error)))  # noqa: SLF001 - see the module's docstring
+
+    def _type(self, params: str, *, result: bool) -> Any:
+        """Return the type of a function; made once for each signature, since each takes a dozen calls."""
+        found = self._types.get((params, result))
+        if found is None:
+            kinds = {"i": wasmtime.ValType.i32, "I": wasmtime.ValType.i64}
+            results = [wasmtime.ValType.i32()] if result else []
+            found = self._types[params, result] = wasmtime.FuncType([kinds[one]() for one in params], results)
+        return found
 
     def _callback(self, params: str, function: Function, *, result: bool) -> Callable[..., int]:
         count = len(params)
