@@ -10,8 +10,10 @@ from typing import Any
 import jsonschema
 import ocsf_json_schema
 import pytest
+from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from lockgate.alerts import formats, sign, words
 from lockgate.alerts.dedupe import Alert, key_of
@@ -131,6 +133,18 @@ def test_otlp_is_the_json_encoding_of_the_protocol() -> None:
     attributes = {one["key"]: one["value"] for one in found["attributes"]}
     assert attributes["server.port"] == {"intValue": "443"}
     assert attributes["server.address"] == {"stringValue": "www.evil.test"}
+
+
+def test_otlp_is_read_by_the_protocol_s_own_messages() -> None:
+    """E4: parsed strictly by OpenTelemetry's generated types; the control: an unknown field is refused."""
+    found = formats.otlp(alert(operation=HOSTILE, path=HOSTILE))
+    request = json_format.Parse(json.dumps(found), ExportLogsServiceRequest())
+    (record,) = request.resource_logs[0].scope_logs[0].log_records
+    assert record.severity_number == 13
+    assert record.body.string_value == words.line(alert(operation=HOSTILE, path=HOSTILE))
+    found["resourceLogs"][0]["surprise"] = 1
+    with pytest.raises(json_format.ParseError):
+        json_format.Parse(json.dumps(found), ExportLogsServiceRequest())
 
 
 def test_a_signature_holds_for_its_time_its_body_and_its_key() -> None:

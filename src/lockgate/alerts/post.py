@@ -55,7 +55,8 @@ def post(url: Url, body: bytes, fields: Mapping[str, str], *, sink: AlertSink, t
     """
     deadline = time.monotonic() + timeout
     sock = _dial(url, sink, deadline)
-    watchdog = threading.Timer(max(deadline - time.monotonic(), 0.0), _cut, (sock,))
+    late = threading.Event()
+    watchdog = threading.Timer(max(deadline - time.monotonic(), 0.0), _cut, (sock, late))
     watchdog.daemon = True
     watchdog.start()
     why = "the connection failed"
@@ -63,9 +64,12 @@ def post(url: Url, body: bytes, fields: Mapping[str, str], *, sink: AlertSink, t
         if url.scheme == "https":
             why = "the certificate or the handshake was refused"
             sock = _context(sink).wrap_socket(sock, server_hostname=url.host.text.strip("[]"))
-            watchdog.args = (sock,)
+            watchdog.args = (sock, late)
         why = "no HTTP answer in time"
-        return _exchange(sock, url, body, fields, deadline)
+        answer = _exchange(sock, url, body, fields, deadline)
+        if late.is_set():  # the parser takes what was cut off for an end
+            raise PostFailed(why)
+        return answer  # noqa: TRY300 - the finally below ends the transfer in every case
     except (OSError, http.client.HTTPException, ValueError):
         raise PostFailed(why) from None
     finally:
@@ -125,6 +129,7 @@ def _context(sink: AlertSink) -> ssl.SSLContext:
     return context
 
 
-def _cut(sock: socket.socket) -> None:
+def _cut(sock: socket.socket, late: threading.Event) -> None:
+    late.set()
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
