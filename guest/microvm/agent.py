@@ -28,7 +28,7 @@ import sysconfig
 import time
 import types
 
-BOOT = "/boot"
+BOOT = "/tmp"  # noqa: S108 - where the build put this file; covered by an empty mount before anything else comes
 sys.path.insert(0, BOOT)
 
 from lockgate.kernel import caps_unsafe as caps  # noqa: E402 - placed in the image by the build
@@ -46,7 +46,7 @@ LEASE_BYTES = 64 * 1024
 FRAME = struct.Struct(">BI")
 PIECE = 64 * 1024  # a pipe of this size has 16 buffers; the port's queue cannot take many more in one splice
 RUN_DIR = "/run"
-GROUP = BOOT + "/groups/run"
+GROUPS = "/proc"  # where init mounted them; they are in sight of this process alone
 NOBODY = 65534
 NOFILE = 256
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207  # linux/random.h
@@ -54,6 +54,8 @@ NO_SETUID_FIXUP = 1 << 2  # securebits: the change of ids keeps the capabilities
 PR_SET_SECUREBITS = 28
 FIONREAD = 0x541B
 WORKER_FAILED = 99
+MNT_DETACH = 2
+FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
 _exit = os._exit
 
@@ -106,7 +108,7 @@ class Agent:
 
     def __init__(self):
         self.step = "start"
-        self.groups = False
+        self.groups = -1
 
     # ---- before the snapshot -------------------------------------------------------------------------------------
     def prepare(self):
@@ -125,8 +127,12 @@ class Agent:
         for name in settings["preload"]:
             self.step = f"preload {name}"
             importlib.import_module(name)
+        self.step = "packages"
+        if settings["packages"] and not os.listdir("/packages"):
+            raise OSError(2, "the package set is not there")
         self.step = "groups"
-        self.groups = self.make_group()
+        self.make_group()
+        mounts.set_hostname("sandbox")
         self.step = "settle"
         main_module = sys.modules["__main__"]
         self.runner.settle()
@@ -138,6 +144,8 @@ class Agent:
             del sys.modules[name]
         sysconfig.__dict__.update(_CONFIG_VARS=None, _CONFIG_VARS_INITIALIZED=False)
         sys.path_importer_cache.clear()
+        self.step = "cover"
+        mounts.mount("tmpfs", BOOT, mounts.MS_RDONLY | FLAGS, "size=4k,nr_inodes=2,mode=755")
         gc.collect()
         gc.freeze()
         self.step = "ready"
@@ -149,26 +157,33 @@ class Agent:
         }
 
     def make_group(self):
-        """A group for the worker and all that it starts; the agent stays outside."""
+        """A group for the worker and all that it starts; the agent stays outside. Its place is a descriptor only."""
+        top = os.open(GROUPS, os.O_RDONLY | os.O_DIRECTORY)
         for knob in ("+memory", "+pids"):
-            self.write(f"{BOOT}/groups/cgroup.subtree_control", knob)
-        os.mkdir(GROUP, 0o700)
-        self.write(f"{GROUP}/memory.oom.group", "1")
-        return True
+            with open(os.open("cgroup.subtree_control", os.O_WRONLY, dir_fd=top), "w", encoding="ascii") as file:
+                file.write(knob)
+        os.mkdir("run", 0o700, dir_fd=top)
+        self.groups = os.open("run", os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
+        os.close(top)
+        call("umount2", GROUPS.encode(), MNT_DETACH)
+        self.write("memory.oom.group", "1")
 
-    @staticmethod
-    def write(path, text):
-        """Write a control file in one call."""
-        fd = os.open(path, os.O_WRONLY)
+    def write(self, knob, text):
+        """Write a control file of the worker's group in one call."""
+        fd = os.open(knob, os.O_WRONLY, dir_fd=self.groups)
         try:
             os.write(fd, text.encode())
         finally:
             os.close(fd)
 
-    @staticmethod
-    def counter(file, key):
+    def counter(self, file, key):
         """Return a counter of the worker's group, 0 where there is none."""
-        with contextlib.suppress(OSError, ValueError), open(f"{GROUP}/{file}", encoding="ascii") as lines:
+        with contextlib.suppress(OSError, ValueError):
+            fd = os.open(file, os.O_RDONLY, dir_fd=self.groups)
+            try:
+                lines = os.read(fd, 4096).decode("ascii").splitlines()
+            finally:
+                os.close(fd)
             for line in lines:
                 name, _, number = line.partition(" ")
                 if name == key:
@@ -198,19 +213,18 @@ class Agent:
     def bind(self, bounds):
         """Give the worker's group and directory the bounds of this run."""
         self.step = "group"
-        self.write(f"{GROUP}/memory.max", str(int(bounds["memory"])))
+        self.write("memory.max", str(int(bounds["memory"])))
         with contextlib.suppress(FileNotFoundError):  # a kernel without swap has no such file
-            self.write(f"{GROUP}/memory.swap.max", "0")
-        self.write(f"{GROUP}/pids.max", str(int(bounds["processes"])))
+            self.write("memory.swap.max", "0")
+        self.write("pids.max", str(int(bounds["processes"])))
         self.step = "tmpfs"
-        flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
         owner = f"mode=0700,uid={NOBODY},gid={NOBODY}"
         size, inodes = int(bounds["disk"]), int(bounds["inodes"])
-        mounts.mount("tmpfs", RUN_DIR, flags, f"size={size},nr_inodes={inodes},{owner}")
+        mounts.mount("tmpfs", RUN_DIR, FLAGS, f"size={size},nr_inodes={inodes},{owner}")
 
     def worker(self, bounds, control, out, err):
         """Be the worker: give up everything, in the order of the container rung's slot. Returns facts."""
-        self.write(f"{GROUP}/cgroup.procs", "0")
+        self.write("cgroup.procs", "0")
         null = os.open("/dev/null", os.O_RDONLY)
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in (null, out, err, CALL, control)]
         for target, source in enumerate(high):
@@ -259,6 +273,7 @@ class Agent:
         ours, theirs = socket.socketpair()
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
+        process.unshare(process.NEWPID)  # the worker is the first process of its own, and sees no other
         child = os.fork()
         if child == 0:
             try:
@@ -417,5 +432,7 @@ def main():
 
 if __name__ == "__main__":
     _serve, *_ready = main()
-    del main, Agent, Pump
+    # Code of a run that walks its callers' frames finds these lines, and nothing of the agent.
+    for _name in [one for one in globals() if one not in ("_serve", "_ready", "__builtins__")]:
+        del globals()[_name]
     _serve(*_ready)

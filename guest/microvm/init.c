@@ -114,15 +114,22 @@ static void modules(void)
     }
 }
 
-static void image(const char *disk, const char *at, int required)
+static void image(const char *disk, const char *at)
 {
-    for (int i = 0; i < (required ? TRIES : 1); i++) {
+    for (int i = 0; i < TRIES; i++) {
         if (call(SYS_mount, (long)disk, (long)at, (long)"erofs", MS_RDONLY | MS_NOSUID | MS_NODEV, 0) >= 0)
             return;
         nap();
     }
-    if (required)
-        fail(disk);
+    fail(disk);
+}
+
+static int there(const char *path)
+{
+    long fd = call(SYS_open, (long)path, O_RDONLY, 0, 0, 0);
+    if (fd >= 0)
+        call(SYS_close, fd, 0, 0, 0, 0);
+    return fd >= 0;
 }
 
 static void node(const char *path, int major, int minor)
@@ -157,7 +164,7 @@ static void standard(void)
 
 __attribute__((noreturn)) static void run(void)
 {
-    static char *const argv[] = {"/usr/bin/python3", "-I", "-S", "-B", "/boot/agent.py", 0};
+    static char *const argv[] = {"/usr/bin/python3", "-I", "-S", "-B", "/tmp/agent.py", 0};
     static char *const environment[] = {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1",
                                         "NUMEXPR_NUM_THREADS=1", 0};
     call(SYS_umask, 022, 0, 0, 0, 0);
@@ -166,7 +173,13 @@ __attribute__((noreturn)) static void run(void)
     fresh("devtmpfs", "/kernel", MS_NOSUID | MS_NOEXEC, "");
     standard();
     modules();
-    image("/kernel/vda", "/image", 1);
+    /* The order of two disks is the machine's affair: the root image is the one that has the agent. */
+    const char *packages = "/kernel/vdb";
+    image("/kernel/vda", "/image");
+    if (!there("/image/tmp/agent.py")) {
+        packages = "/kernel/vda";
+        image("/kernel/vdb", "/image"); /* over the other one, which is mounted again where it belongs */
+    }
     ports();
     fresh("tmpfs", "/image/dev", MS_NOSUID | MS_NOEXEC, "size=4k,nr_inodes=8,mode=755");
     node("/image/dev/null", 1, 3);
@@ -174,12 +187,9 @@ __attribute__((noreturn)) static void run(void)
     node("/image/dev/random", 1, 8);
     node("/image/dev/urandom", 1, 9);
     fresh("tmpfs", "/image/dev", MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, "");
-    fresh("cgroup2", "/image/boot/groups", MS_NOSUID | MS_NODEV | MS_NOEXEC, "");
-    long packages = call(SYS_open, (long)"/kernel/vdb", O_RDONLY, 0, 0, 0);
-    if (packages >= 0) {
-        call(SYS_close, packages, 0, 0, 0, 0);
-        image("/kernel/vdb", "/image/packages", 1);
-    }
+    fresh("cgroup2", "/image/proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "");
+    if (there(packages))
+        image(packages, "/image/packages"); /* the agent checks that it is there when it must be */
     need(call(SYS_chdir, (long)"/image", 0, 0, 0, 0), "chdir");
     need(call(SYS_mount, (long)".", (long)"/", 0, MS_MOVE, 0), "move");
     need(call(SYS_chroot, (long)".", 0, 0, 0, 0), "chroot");

@@ -164,7 +164,8 @@ class Builder:
     # ---- parts ---------------------------------------------------------------------------------------------------
     def root_image(self, spec: TemplateSpec) -> Path:
         """Return the root image for a package set, made if it is not there yet."""
-        settings = {"preload": [*STDLIB_PRELOAD.split(), *spec.preload], **self.settings}
+        preload = [*STDLIB_PRELOAD.split(), *spec.preload]
+        settings = {"preload": preload, "packages": spec.tree is not None, **self.settings}
         recipe = image.Recipe(settings, spec.tree)
 
         def made(work: Path) -> Path:

@@ -32,6 +32,7 @@ MKFS_SECONDS: Final = 300.0
 _DROPPED: Final = ("test", "tests", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo", "__pycache__")
 _KERNEL_MODULES: Final = ("__init__", "arch", "bpf", "tables", "seccomp", "caps_unsafe", "landlock_unsafe",
                           "mounts_unsafe", "process_unsafe", "seccomp_unsafe", "syscalls_unsafe")  # fmt: skip
+_AGENT: Final = "/tmp"  # noqa: S108 - in the image, which is read-only
 _UUID: Final = "6c6f636b-6761-7465-0000-000000000000"
 _UNCHECKED_HASH: Final = 1
 _FIX: Final = "apt-get install erofs-utils, or put mkfs.erofs (1.4 or newer) on the PATH"
@@ -110,17 +111,16 @@ class Recipe:
 
     def lay_out(self, work: Path) -> None:
         """Lay the root file system out below `work`, an empty directory."""
-        for directory in ("boot/groups", "dev", "etc", "packages", "proc", "run", "tmp", "usr/bin", "usr/lib"):
+        for directory in ("dev", "etc", "packages", "proc", "run", "tmp", "usr/bin", "usr/lib"):
             (work / directory).mkdir(parents=True)
         for target, name in self._plan.links:
             (work / name[1:]).symlink_to(target)
         for source, target in self._sources:
             _copy(Path(source), work / target[1:], self._covers)
         for name, content in self._files.items():
-            _write(work / "boot", name, content)
+            _write(work / "tmp", name, content)
         line = f"nobody:x:{container.NOBODY}:{container.NOBODY}::{container.RUN_DIR}:/\n"
         (work / "etc/passwd").write_text(line, encoding="ascii")
-        (work / "boot").chmod(0o700)  # the worker must see neither the agent nor the control groups
 
 
 def _identity(source: Path, covers: set[str]) -> Generator[str]:
@@ -138,7 +138,7 @@ def _left_out(name: str, covers: set[str]) -> bool:
 
 
 def _agent(settings: dict[str, object]) -> dict[str, bytes]:
-    """Return our own files by their place below /boot."""
+    """Return our own files by their place below /tmp, which the agent covers before any run."""
     guest = container_plan.guest_directory()
     package = Path(__file__).resolve().parents[2]
     files = {"agent.py": guest / "microvm" / "agent.py", "lockgate/__init__.py": package / "kernel" / "__init__.py"}
@@ -148,14 +148,14 @@ def _agent(settings: dict[str, object]) -> dict[str, bytes]:
     return {**content, "settings.json": json.dumps(settings, sort_keys=True).encode()}
 
 
-def _write(boot: Path, name: str, content: bytes) -> None:
-    path = boot / name
+def _write(place: Path, name: str, content: bytes) -> None:
+    path = place / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     if name.endswith(".py"):
         cache = Path(importlib.util.cache_from_source(str(path)))
         cache.parent.mkdir(exist_ok=True)
-        code = compile(content, f"{container.BOOT}/{name}", "exec", dont_inherit=True)
+        code = compile(content, f"{_AGENT}/{name}", "exec", dont_inherit=True)
         cache.write_bytes(_header(content) + marshal.dumps(code))
 
 
