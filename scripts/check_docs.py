@@ -32,6 +32,7 @@ from lockgate.contract import errors
 from lockgate.contract.bounds import TABLE, Bounds
 from lockgate.contract.reasons import SENTENCES
 from lockgate.contract.rungs import BOUNDARIES
+from lockgate.policy import egress_reasons, egress_spec
 from lockgate.policy.choose import CANNOT, CODE, LEVELS, LIVES, ORDER, REACHES, STRENGTH
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -239,6 +240,16 @@ def reasons_table() -> str:
     return table(["reason", "what it says", "next step"], [[f"`{key}`", *value] for key, value in SENTENCES.items()])
 
 
+def egress_reasons_table() -> str:
+    """The closed list of the egress half."""
+    rows = [[f"`{key}`", *value] for key, value in egress_reasons.SENTENCES.items()]
+    return table(["reason", "what it says", "next step"], rows)
+
+
+# What a table cannot be without, to learn the defaults of the rest.
+NEEDED: dict[Any, dict[str, str]] = {config.Secret: {"ref": ""}, config.AlertSink: {"kind": "file"}}
+
+
 def config_table() -> str:
     """The keys of the file, from its types."""
     parts: list[str] = []
@@ -249,13 +260,17 @@ def config_table() -> str:
         ("[secrets.NAME]", config.Secret),
         ("[backends.NAME]", config.Backend),
         ("[render]", config.Render),
+        ("[alerts]", config.Alerts),
+        ("[alerts.sinks.NAME]", config.AlertSink),
+        ("[egress]", egress_spec.EgressSpec),
+        ("[egress.limits]", egress_spec.Limits),
     ):
         text = " ".join((inspect.getdoc(kind) or "").split())
         for field in kind.__struct_fields__:
-            if field in ("base", "bounds") or (name == "(top)" and field != "operations"):
+            if field in ("base", "bounds", "limits", "sinks") or (name == "(top)" and field != "operations"):
                 continue
             found = re.search(rf"\b{field}`?: (.+?)(?=(?: `?\w+`?: )|$)", text)
-            default = getattr(kind(**({"ref": ""} if kind is config.Secret else {})), field)
+            default = getattr(kind(**NEEDED.get(kind, {})), field)
             shown = (
                 "" if default in (None, "", ()) else f"`{default}`".replace("True", "true").replace("False", "false")
             )
@@ -300,6 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bounds": bounds_table,
     "errors": errors_table,
     "reasons": reasons_table,
+    "egress_reasons": egress_reasons_table,
     "config": config_table,
     "choose": choose_table,
     "adr": adr_table,

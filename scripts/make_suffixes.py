@@ -1,6 +1,6 @@
 """Write src/lockgate/policy/suffix_data.py from the Public Suffix List of the `publicsuffixlist` distribution.
 
-Run it after an upgrade of that development dependency; `--check` fails when the module is not what it would write.
+Run it after an upgrade of that development dependency; `--check` says whether the module is what it would write now.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ SENTENCES: Final[dict[Reason, tuple[str, str]]] = {
     "approval_denied": ("A person declined this exact call", "do not repeat it; report that it was declined"),
     "expired": ("The scope of this run has expired", "stop here; a new run is needed"),
     "latched": (
-        "This run has read private and untrusted data, so it may not send any outside",
+        "This run has read data that may not leave by this operation",
         "report the result instead of sending it",
     ),
     "busy": (
