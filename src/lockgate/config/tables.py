@@ -71,7 +71,7 @@ class Backend(Table, frozen=True, kw_only=True):
         minter: the kind of minter, None = this backend needs no token. "jwt" signs one per call; "key" lends a stored
             key of the service itself for one call, for services that know nothing shorter-lived.
         key: `secret NAME`, the signing key, or the key that is lent.
-        header: the field that carries a lent key bare, such as "x-api-key"; None = `Authorization: Bearer`.
+        header: the field that carries a lent key bare, such as "x-api-key"; None = as a bearer token.
         issuer: the `iss` claim. audience: the `aud` claim.
         ttl: lifetime of one token in seconds, at most 60.
         url: where the service listens.
@@ -139,10 +139,10 @@ class AlertSink(Table, frozen=True, kw_only=True):
     Attributes:
         kind: "file", "webhook", "slack", "pagerduty" or "otlp".
         url: an https URL, or `secret NAME` where the URL itself is one; slack and pagerduty know theirs.
-        key: `secret NAME`: signs a webhook, routes PagerDuty, is Slack's or OTLP's bearer token.
+        key: `secret NAME`, which signs a webhook, routes PagerDuty, or is the bearer token of Slack and OTLP.
         path: of a file sink, absolute once loaded.
         channel: of a slack sink with a token.
-        format: of a file sink: "ocsf" (JSON lines, OCSF 1.8) or "cef" (CEF in RFC 5424).
+        format: of a file sink, "ocsf" (JSON lines, OCSF 1.8) or "cef" (CEF in RFC 5424).
         at_least: the lowest severity that it gets.
         every: each denial, and not the first and then counts.
         ca: file of certificates to trust for its URL instead of the system's, absolute once loaded.
@@ -179,7 +179,7 @@ class Alerts(Table, frozen=True, kw_only=True):
         queue: alerts that may wait for one sink.
         timeout: seconds that one delivery may take.
         textfile: a file for Prometheus' textfile collector, absolute once loaded.
-        metrics: "address:port" that answers Prometheus; loopback, or say another.
+        metrics: address and port where Prometheus is answered, such as "127.0.0.1:9464".
 
     """
 
