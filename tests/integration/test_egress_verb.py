@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from egress_fixtures import ENV
+from lockgate.audit import reader
 from lockgate.egress import launch
 from lockgate.policy.egress_spec import EgressSpec
 
@@ -241,8 +242,6 @@ def test_a_gateway_that_runs_already_is_used(verb: Verb, tmp_path: Path) -> None
             out, err = process.communicate(timeout=SECONDS)
             assert out.split() == [b"no", b"198.18.0.1"], err
             said.append(json.loads(err.splitlines()[-1])["run"])
-    from lockgate.audit import reader
-
     rows = [row for row in reader.tail(tmp_path / "shared.db", 100) if row.verdict == "deny"]
     assert {row.run for row in rows} == set(said)
     assert {row.detail["destination"] for row in rows} == {"evil.test"}
@@ -277,3 +276,50 @@ def test_a_denial_is_alerted_to_the_sinks_of_the_configuration(verb: Verb, tmp_p
     assert alerts
     assert {one["status_detail"] for one in alerts} == {"not_allowed"}
     assert {one["class_uid"] for one in alerts} == {4003}
+
+
+FLOOD = """
+import os, socket, struct, sys
+def ask(name, ident):
+    head = struct.pack("!HHHHHH", ident, 0x100, 1, 0, 0, 0)
+    return head + b"".join(bytes([len(one)]) + one for one in name.split(b".")) + struct.pack("!BHH", 0, 1, 1)
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+answered = 0
+for number in range(20):
+    sock.settimeout(30 if number < 5 else 0.3)
+    sock.sendto(ask(b"n%d.evil.test" % number, number), ("127.0.0.1", 53))
+    try:
+        answered += len(sock.recv(600)) > 0
+    except OSError:
+        pass
+sock.settimeout(30)
+sock.sendto(ask(b"api.partner.example", 99), ("127.0.0.1", 53))
+good = sock.recv(600)
+damaged = []
+for path in sys.argv[1:]:
+    try:
+        os.unlink(path)
+        damaged.append(path)
+    except OSError:
+        pass
+    try:
+        with open(path, "w") as file:
+            file.write("x" * 4096)
+    except OSError:
+        pass
+print(answered, good[:2] == struct.pack("!H", 99), damaged)
+"""
+
+
+def test_questions_and_rows_are_bounded_and_the_rows_are_out_of_reach(verb: Verb, tmp_path: Path) -> None:
+    """E4: a flood of names costs a bounded number of rows; the same user's command cannot take them away."""
+    (tmp_path / "lockgate.toml").write_text(
+        '[egress]\nallow = ["api.partner.example:443"]\n[egress.limits]\nrequests = 5\n'
+    )
+    rows = tmp_path / "rows-0.db"
+    process = verb(sys.executable, "-I", "-c", FLOOD, str(rows), f"{rows}-wal")
+    out, err = process.communicate(timeout=SECONDS)
+    assert out.decode().split("\n")[0] == "5 True []", err
+    found = [row.reason for row in reader.tail(rows, 100) if row.verdict == "deny"]
+    assert found == ["not_allowed"] * 5 + ["request_budget"]
+    assert reader.verify(rows).ok

@@ -129,7 +129,7 @@ def run_command(
             uid=uid,
             gid=gid,
             devices=tuple(device or ()),
-            covers=(str(Path(control).parent),),
+            covers=(*_ours(place), *((str(Path(control).parent),) if unix_sockets else ())),
             decoys=decoys,
         )
         with Control(control) as connection:
@@ -140,6 +140,14 @@ def run_command(
     elif done.ended_by != "command":
         note(f"the run was ended: {SENTENCES.get(done.ended_by, (done.ended_by,))[0]}", style="bold yellow")  # type: ignore[call-overload]
     raise typer.Exit(done.exit_code)
+
+
+def _ours(rows: Path | None) -> list[str]:
+    """Return what the command, which may be the same user, must not write: our state and the rows of this run."""
+    found = [str(path) for path in rows.parent.glob(rows.name + "*")] if rows is not None else []
+    with contextlib.suppress(ConfigError):
+        found.append(str(state_directory()))
+    return found
 
 
 def _alerter(settings: Config, rows: Path, stack: contextlib.ExitStack) -> None:

@@ -170,7 +170,15 @@ class Confined:
             responder.ipv6 = namespace.ipv6
             proxy = Proxy(namespace.served, gateway, responder)
             events = (self._control.fileno(), self._told)
-            names = Names(namespace.served, responder, self._control, self._ring, watch=watch, events=events)
+            names = Names(
+                namespace.served,
+                responder,
+                self._control,
+                self._ring,
+                refusals=policy.limits.requests,
+                watch=watch,
+                events=events,
+            )
             for thread in (proxy, names):
                 thread.start()
                 stack.callback(thread.stop)

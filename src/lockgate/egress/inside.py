@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import pwd
+import resource
 import select
 import signal
 import socket
@@ -189,6 +190,9 @@ class First:
             if failed != 3:
                 failed = os.dup2(failed, 3, inheritable=False)
             process.close_from(4)
+            # A core that the kernel pipes to a program outside would carry memory there; 1 is the value that ends this
+            # (do_coredump, fs/coredump.c), 0 is not.
+            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
             process.no_new_privileges()
             caps.drop_all()
             confined.install()

@@ -3,7 +3,8 @@
 Rule 1: a connection to the proxy is handed to the gateway as the descriptor that was accepted, with the run's token;
         no byte of it is read here.
 Rule 2: a question that is refused is audited first and answered then; what cannot be audited is not answered (E4).
-Rule 3: everything is bounded: connections, questions that wait, seconds. What is over a bound is dropped, not queued.
+Rule 3: everything is bounded: connections, questions that wait, seconds, rows. What is over a bound is dropped, not
+        queued.
 Rule 4: an address of the pool is turned back into its name here, and the gateway decides about that name as about any
         other: this is a convenience for clients without a proxy setting, not a second way out.
 """
@@ -20,6 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+import msgspec
+
 from lockgate.egress.dns import MESSAGE_BYTES, Answered, Responder
 from lockgate.egress.namespace import Served
 from lockgate.policy.canary import Watch
@@ -34,6 +37,7 @@ HTTP_PORT: Final = 80
 _CHUNK: Final = 65_536
 _WAITING_QUESTIONS: Final = 64 * 1024  # bytes of the socket's queue: some hundred questions
 _RAW_BYTES: Final = 256
+_PAUSE: Final = 0.02
 
 
 class Recorder(Protocol):
@@ -103,7 +107,8 @@ class Proxy(threading.Thread):
         try:
             client, _ = one.sock.accept()
         except OSError:
-            return  # gone again, or no descriptor left: the backlog waits
+            time.sleep(_PAUSE)  # gone again, or no descriptor left: the backlog waits
+            return
         if one.kind == "routed" and self._room.acquire(blocking=False):
             threading.Thread(target=self._routed, args=(client, one), daemon=True).start()
             return
@@ -218,6 +223,7 @@ class Names(threading.Thread):
         responder: judges.
         recorder: makes denials durable.
         watch: finds planted values in names.
+        refusals: how many questions of the run are refused with a row; what is behind them gets no answer and no row.
         alarm: called once with a reason when the run must end: "canary", or "gateway_failed".
         events: a descriptor, and what to call when it is readable.
 
@@ -233,6 +239,7 @@ class Names(threading.Thread):
         recorder: Recorder,
         alarm: Callable[[str], None],
         *,
+        refusals: int,
         watch: Watch | None = None,
         events: tuple[int, Callable[[], None]] | None = None,
     ) -> None:
@@ -243,6 +250,7 @@ class Names(threading.Thread):
         self._responder = responder
         self._recorder = recorder
         self._alarm = alarm
+        self._left = refusals
         self._watch = watch
         self._events = events
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
@@ -343,6 +351,11 @@ class Names(threading.Thread):
             judged = Answered(reply=None, allow=False, reason="canary", host=judged.host, qtype=judged.qtype)
         if judged.allow and not judged.reported:
             return judged.reply
+        if self._left <= 0 and not planted:
+            if self._left < 0:
+                return None
+            judged = msgspec.structs.replace(judged, reply=None, allow=False, reported=False, reason="request_budget")
+        self._left -= 1
         try:
             self._recorder.denied(
                 kind="dns",

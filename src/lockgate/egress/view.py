@@ -138,7 +138,9 @@ class Builder:
                 continue  # not there, or out of this user's reach, and then out of the command's too
             self.step = f"cover {path}"
             if stat.S_ISDIR(mode):
-                empty = mounts.new_filesystem("tmpfs", _NO_SUID_DEV | mounts.ATTR_NOEXEC, size="64k", nr_inodes="16")
+                empty = mounts.new_filesystem(
+                    "tmpfs", _NO_SUID_DEV | mounts.ATTR_NOEXEC, size="64k", nr_inodes="16", mode="0755"
+                )
                 mounts.attach(empty, path)
                 os.close(empty)
                 self.covered.append(path)
