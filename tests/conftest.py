@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file are importable from every folder
 
+import pytest
 from hypothesis import settings
 
 from audit_fixtures import audit_link, audit_nursery
@@ -20,9 +21,20 @@ from container_fixtures import (
 from egress_fixtures import egress_world
 from gate_fixtures import gate, gate_config, gate_run, rung_or_skip
 from gvisor_fixtures import gvisor_run, gvisor_template
-from microvm_fixtures import microvm_choice
+from microvm_fixtures import microvm_choice, microvm_template, use_kvm
 from supervisor_fixtures import forking_supervisor, own_supervisor, supervisor
 from wasm_guest_fixtures import wasm_guest, wasm_numbers, wasm_tiny
+from wasm_rung_fixtures import wasm_gate, wasm_gate_run, wasm_run, wasm_start, wasm_template
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kvm", action="store_true", help="machines of the microvm rung by hardware: make test-kvm")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--kvm"):
+        use_kvm()
+
 
 settings.register_profile("lockgate", database=None)  # leaves nothing behind
 settings.load_profile("lockgate")
@@ -43,10 +55,16 @@ __all__ = [
     "gvisor_run",
     "gvisor_template",
     "microvm_choice",
+    "microvm_template",
     "own_supervisor",
     "rung_or_skip",
     "supervisor",
+    "wasm_gate",
+    "wasm_gate_run",
     "wasm_guest",
     "wasm_numbers",
+    "wasm_run",
+    "wasm_start",
+    "wasm_template",
     "wasm_tiny",
 ]

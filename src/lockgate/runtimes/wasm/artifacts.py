@@ -153,7 +153,7 @@ def default_store() -> Path:
     except KeyError:
         raise ConfigError(
             f"user {uid} has no entry in the password database, so no home for the guest",
-            next_step="give this user a home directory, in the password database too",
+            next_step="name a directory with [execution.wasm] store, or --store",
         ) from None
     return Path(home, ".local", "share", "lockgate", "wasm")
 

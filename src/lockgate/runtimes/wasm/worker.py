@@ -209,10 +209,8 @@ def _confine(job: Job, stages: Stages, output: Output) -> tuple[Instance, dict[s
     stages.next("rlimits")
     _limits(job.child.request["bounds"])
     stages.next("caps")
-    if job.mode != "none":
-        caps.drop_all()
-    else:
-        caps.drop_sets()
+    if "caps" not in skip:
+        (caps.drop_all if job.mode != "none" else caps.drop_sets)()
     stages.next("dumpable")
     process.set_dumpable(0)
     stages.next("prepare")

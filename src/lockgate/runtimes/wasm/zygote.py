@@ -105,7 +105,8 @@ class Zygote:
         """Check the files, leave the host's view, build what every worker needs. Returns the facts of `ready`."""
         files = self.plan.artifacts
         self.step = "verify"
-        artifacts.verify(files)
+        if "verify" not in self.options.skip:
+            artifacts.verify(files)
         self.image = _above(image_unsafe.seal(files.image, files.image_sha256))
         self.stdlib = _above(os.open(files.stdlib, os.O_RDONLY | os.O_CLOEXEC))
         self.proc = _above(os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
