@@ -3,7 +3,6 @@
 Rule 1: the default is that nothing is followed. An operation that declares redirects gets at most three.
 Rule 2: each Location is a new URL and passes the same rules as the first: no other scheme, no downgrade, no host that
         was not declared, no URL inside it.
-Rule 3: what is sent to another host has no body and no credential; `same_place` says when that is.
 """
 
 from __future__ import annotations
@@ -54,11 +53,6 @@ def judge_redirect(
     if refused.reason in {"not_allowed", "ip_literal_or_ambiguous", "arg_host_not_allowed", "arg_path_not_allowed"}:
         return Refusal("redirect_not_allowed", refused.detail)
     return refused
-
-
-def same_place(one: Url, other: Url) -> bool:
-    """Whether a body and a credential for `one` may go to `other`: the same scheme, host and port."""
-    return one.scheme == other.scheme and one.endpoint == other.endpoint
 
 
 def judge_url(policy: EgressPolicy, url: Url) -> Refusal | None:
