@@ -71,13 +71,22 @@ class Control:
         self._sock.setblocking(True)
 
     def open(
-        self, *, user: str, agent: str, run: str, tool: str = "", tenant: str = "", canaries: Sequence[str] = ()
+        self,
+        *,
+        user: str,
+        agent: str,
+        run: str,
+        tool: str = "",
+        tenant: str = "",
+        canaries: Sequence[str] = (),
+        broker: socket.socket | None = None,
     ) -> Opened:
         """Begin the run.
 
         Args:
             user: on whose behalf. agent: which agent. run: its name in rows. tool: what is started. tenant: whose data.
             canaries: planted values; when one of them is about to leave, the run is killed.
+            broker: the gateway's end of a `bridge.Bridge`, for model endpoints; closed here.
 
         Raises:
             HostFault: the gateway is gone or refuses.
@@ -85,8 +94,11 @@ class Control:
         """
         answer = self._ask(
             {"op": "open", "user": user, "agent": agent, "run": run, "tool": tool, "tenant": tenant,
-             "canaries": list(canaries)}
+             "canaries": list(canaries)},
+            broker,
         )  # fmt: skip
+        if broker is not None:
+            broker.close()
         return msgspec.convert({key: value for key, value in answer.items() if key != "ok"}, Opened)
 
     def denied(
@@ -147,11 +159,15 @@ class Control:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], passed: socket.socket | None = None) -> dict[str, Any]:
         deadline = time.monotonic() + self._timeout
         try:
             self._sock.settimeout(self._timeout)
-            self._sock.sendall(msgspec.json.encode(request) + b"\n")
+            line = msgspec.json.encode(request) + b"\n"
+            if passed is not None:
+                sent = socket.send_fds(self._sock, [line], [passed.fileno()])
+                line = line[sent:]
+            self._sock.sendall(line)
         except OSError as error:
             raise _gone(type(error).__name__) from None
         answer = self._read(deadline)

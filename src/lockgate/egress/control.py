@@ -18,6 +18,7 @@ import msgspec
 from lockgate.audit.denials import Kind
 from lockgate.egress import aio
 from lockgate.egress.gateway import Gateway
+from lockgate.egress.model import BrokerLink
 from lockgate.egress.record import NOBODY, Who
 from lockgate.egress.run import Run
 from lockgate.policy.egress import Verdict
@@ -133,7 +134,7 @@ class Control:
                 if end < 0:
                     if len(buffer) > LINE_BYTES:
                         return
-                    data = await aio.receive(sock, loop.time() + _FOREVER)
+                    data = await link.receive(loop.time() + _FOREVER)
                     if not data:
                         return
                     buffer += data
@@ -149,7 +150,7 @@ class Control:
                 self._gateway.close_run(link.run)
             for task in list(link.events):
                 task.cancel()
-            sock.close()
+            link.close()
 
     async def _answer(self, link: _Link, line: bytes) -> bool:
         try:
@@ -169,7 +170,9 @@ class Control:
         if not (asked.user and asked.agent and asked.run):
             return _failed("a run has a user, an agent and a name", "give all three")
         who = Who(asked.user, asked.agent, asked.run, asked.tool, asked.tenant)
-        link.run, token = self._gateway.open_run(who, asked.canaries, link.killed)
+        broker = link.take_broker()
+        model = None if broker is None else BrokerLink(broker)
+        link.run, token = self._gateway.open_run(who, asked.canaries, link.killed, model)
         policy = self._gateway.policy
         return _encode(
             Opened(
@@ -219,7 +222,39 @@ class _Link:
         self.run: Run | None = None
         self.events: set[asyncio.Task[None]] = set()
         self._sock = sock
+        self._broker = -1
         self._lock = asyncio.Lock()
+
+    async def receive(self, deadline: float) -> bytes:
+        """Return what is there; a descriptor that came along is kept: the link to the broker."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, aio.READ_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await aio.ready(self._sock, deadline)
+                continue
+            for fd in fds:
+                if self._broker >= 0:
+                    socket.close(self._broker)
+                self._broker = fd
+            return data
+
+    def take_broker(self) -> socket.socket | None:
+        """Return the link to the broker that came along, if it is a connected stream."""
+        if self._broker < 0:
+            return None
+        found, self._broker = socket.socket(fileno=self._broker), -1
+        if found.family == socket.AF_UNIX and found.type == socket.SOCK_STREAM:
+            return found
+        found.close()
+        return None
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._broker >= 0:
+            socket.close(self._broker)
+            self._broker = -1
+        self._sock.close()
 
     async def send(self, line: bytes) -> None:
         async with self._lock:

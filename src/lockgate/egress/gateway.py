@@ -23,7 +23,7 @@ from lockgate.egress import aio, ca
 from lockgate.egress import dial as dialling
 from lockgate.egress.answer import refusal_answer
 from lockgate.egress.exchange import Memory
-from lockgate.egress.model import ModelLink, NoBroker
+from lockgate.egress.model import ModelLink
 from lockgate.egress.preface import PREFACE_BYTES, parse_preface
 from lockgate.egress.record import NOBODY, Recorder, Rows, Who
 from lockgate.egress.relay import Limits, Pump
@@ -50,7 +50,6 @@ class Gateway:
         ask: sends questions to nameservers.
         dial: connects to vetted addresses.
         trust: how TLS is verified upstream.
-        model: where requests to model vendors go.
         uids: users whose processes may connect; None = our own.
         limits: when a tunnel without progress is cut.
         connections: most connections at one time.
@@ -65,7 +64,6 @@ class Gateway:
         ask: Exchange | Nameservers,
         dial: Dial = dialling.dial,
         trust: ca.Trust | None = None,
-        model: ModelLink | None = None,
         uids: frozenset[int] = frozenset(),
         limits: Limits | None = None,
         connections: int = 4096,
@@ -83,7 +81,6 @@ class Gateway:
             dial=dial,
             trust=trust or ca.Trust(),
             memory=Memory(MEMORY_BYTES),
-            model=model or NoBroker(),
         )
         self._uids = uids
         self._room = min(connections, max(1, (_descriptors() - _SPARE_FDS) // _FDS_EACH))
@@ -99,10 +96,14 @@ class Gateway:
 
     # ---- runs -----------------------------------------------------------------------------------------------
     def open_run(
-        self, who: Who, canaries: Iterable[str] = (), killed: Callable[[str], None] | None = None
+        self,
+        who: Who,
+        canaries: Iterable[str] = (),
+        killed: Callable[[str], None] | None = None,
+        model: ModelLink | None = None,
     ) -> tuple[Run, str]:
         """Open a run; returns it and its token, which is told to its launcher and kept nowhere."""
-        run = Run(who, self.policy.limits, canaries, killed)
+        run = Run(who, self.policy.limits, canaries, killed, model)
         token = new_token()
         self._runs[token_key(token.encode("ascii"))] = run
         return run, token

@@ -105,7 +105,7 @@ class Inside:
         verdict, body = await session.judged(requests, head, self._verdict, asked)
         try:
             if session.parts.policy.model(endpoint) is not None:
-                return await session.parts.model.answer(ModelRequest(endpoint, verdict, head, body), session, client)
+                return await session.run.model.answer(ModelRequest(endpoint, verdict, head, body), session, client)
             upgrade = bool(head.value(b"upgrade"))
             upstream = await self._reach(fresh=upgrade)
             response = await session.forward(

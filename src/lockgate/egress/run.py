@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from lockgate.egress.ca import Authority
+from lockgate.egress.model import ModelLink, NoBroker
 from lockgate.egress.record import Who
 from lockgate.egress.relay import Pump, Tunnel
 from lockgate.policy.canary import Needles, Watch
@@ -45,6 +46,7 @@ class Run:
         limits: its budgets.
         canaries: planted values; a connection that carries one ends the run.
         killed: told once, with the reason, when the run is killed from here.
+        model: where its requests to model vendors go; closed with the run.
 
     Attributes:
         over: it ended; nothing is taken from it any more.
@@ -53,10 +55,16 @@ class Run:
     """
 
     def __init__(
-        self, who: Who, limits: Limits, canaries: Iterable[str] = (), killed: Callable[[str], None] | None = None
+        self,
+        who: Who,
+        limits: Limits,
+        canaries: Iterable[str] = (),
+        killed: Callable[[str], None] | None = None,
+        model: ModelLink | None = None,
     ) -> None:
         self.who = who
         self.over = False
+        self.model: ModelLink = model or NoBroker()
         self.authority: Authority | None = None
         self._budget = RunBudget(limits)
         needles = Needles.of(tuple(canaries))
@@ -124,6 +132,7 @@ class Run:
     def end(self, pump: Pump, *, spare: asyncio.Task[None] | None = None) -> None:
         """Cut everything that belongs to the run; idempotent."""
         self.over = True
+        self.model.close()
         for task in list(self._tasks):
             if task is not spare:
                 task.cancel()

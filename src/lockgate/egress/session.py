@@ -28,7 +28,6 @@ from lockgate.egress.denied import Denied
 from lockgate.egress.duplex import Duplex, Plain
 from lockgate.egress.exchange import SEND_SECONDS, Judged, Memory, Requests, exchange
 from lockgate.egress.http_front import HEAD_SECONDS, Front, Head, Refused, Request
-from lockgate.egress.model import ModelLink
 from lockgate.egress.record import Recorder, Who
 from lockgate.egress.relay import Ended, Pump, Tunnel
 from lockgate.egress.resolver import Exchange, Nameservers
@@ -58,7 +57,6 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         dial: connects to vetted addresses.
         trust: contexts for intercepted hosts.
         memory: bounds bodies.
-        model: where requests to model vendors go.
 
     """
 
@@ -69,7 +67,6 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     dial: Dial
     trust: Trust
     memory: Memory
-    model: ModelLink
 
 
 class Session:
