@@ -93,3 +93,31 @@ if [ "$mode" = dev ] && [ "$(id -u)" = 0 ] && ! command -v promtool >/dev/null &
         [ -x bin/promtool ]
     ) || echo "note: going on without promtool: the check of the alerting rules will skip" >&2
 fi
+
+# The microvm rung, emulated, for tests: QEMU, Debian's cloud kernel (unpacked, never installed) and a snapshot of our
+# guest in .venv/microvm. Made again when the guest or its builder changed. On real hardware: make test-kvm.
+microvm_tools() {
+    missing=""
+    for pair in qemu-system-x86_64:qemu-system-x86 mkfs.erofs:erofs-utils gcc:gcc dpkg-deb:dpkg; do
+        command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair#*:}"
+    done
+    # shellcheck disable=SC2086 - package names, one word each
+    [ -z "$missing" ] || apt_install $missing
+}
+microvm_kernel() {
+    mkdir -p .venv/microvm-kernel
+    ls .venv/microvm-kernel/*.deb >/dev/null 2>&1 && return
+    meta=linux-image-cloud-amd64
+    apt-cache depends "$meta" 2>/dev/null | grep -q Depends: || { [ "$(id -u)" = 0 ] && apt-get update -qq; }
+    name=$(apt-cache depends "$meta" | awk '/Depends: linux-image-/ {print $2; exit}')
+    (cd .venv/microvm-kernel && apt-get download -qq "$name" >/dev/null 2>&1)
+}
+if [ "$mode" = dev ] && [ "$(uname -m)" = x86_64 ]; then
+    made=.venv/microvm/choice.json
+    if [ ! -e "$made" ] || [ -n "$(find guest/microvm guest/*.py src/lockgate/runtimes/microvm src/lockgate/kernel -name '*.[cp]*' -newer "$made" ! -name '*.pyc' | head -1)" ]; then
+        echo "building the emulated machine of the microvm rung (half a minute)"
+        { (microvm_tools) && microvm_kernel && .venv/bin/python -m lockgate microvm build --accel tcg \
+            --store .venv/microvm --kernel .venv/microvm-kernel/*.deb >/dev/null 2>&1; } ||
+            echo "note: going on without it: tests of the microvm rung will fail as root, else skip" >&2
+    fi
+fi

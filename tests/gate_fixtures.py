@@ -13,7 +13,6 @@ import microvm_fixtures
 from lockgate.supervisor.engine import runtimes
 from lockgate.supervisor.settings import Settings
 
-SETTINGS = Settings(microvm=microvm_fixtures.CHOICES)
 NOT_EVERYWHERE: tuple[str, ...] = ()  # rungs that a root's host may lack: what they need cannot be installed
 
 OPERATIONS = '''
@@ -95,15 +94,13 @@ wall = 20.0
 """
 
 
-OF_RUNG = {"gvisor": "\n[execution.gvisor]\nallow_old = true\n", "microvm": microvm_fixtures.TOML}
-
-
 def gate_home(home: Path, rung: str = "container") -> Path:
     """Write a deployment into `home` and return its configuration."""
     (home / "gate_test_operations.py").write_text(OPERATIONS)
     path = home / "lockgate.toml"
     text = CONFIG.replace('rung = "container"', f'rung = "{rung}"')
-    path.write_text(text + OF_RUNG.get(rung, ""))
+    of_rung = {"gvisor": "\n[execution.gvisor]\nallow_old = true\n", "microvm": microvm_fixtures.toml()}
+    path.write_text(text + of_rung.get(rung, ""))
     return path
 
 
@@ -124,7 +121,8 @@ def rung_or_skip() -> Callable[[str], None]:
     seen: dict[str, object] = {}
 
     def check(rung: str) -> None:
-        missing = seen[rung] if rung in seen else seen.setdefault(rung, runtimes(SETTINGS)[rung].probe())
+        found = runtimes(Settings(microvm=microvm_fixtures.choices()))
+        missing = seen[rung] if rung in seen else seen.setdefault(rung, found[rung].probe())
         if missing is None:
             return
         if os.geteuid() == 0 and rung not in NOT_EVERYWHERE:

@@ -78,6 +78,7 @@ class Report(msgspec.Struct, frozen=True):
 
 _LIMITS: Final = "docs/security/limits.md#what-of-the-host-shows"
 _SENTRY: Final = "docs/security/limits.md#of-the-gvisor-rung"
+_GUEST: Final = "docs/security/limits.md#of-the-microvm-rung"
 ALLOWED: Final[dict[str, tuple[Leak, ...]]] = {
     "container": (
         Leak("uname-release", "the kernel is shared, and uname needs no privilege to say which", _LIMITS),
@@ -90,6 +91,7 @@ ALLOWED: Final[dict[str, tuple[Leak, ...]]] = {
         Leak("clock-boottime", "the sentry's clock began with the template, not with the host", _SENTRY),
         Leak("cpu-count", "the sentry shows as many processors as the host has", _SENTRY),
     ),
+    "microvm": (Leak("uname-release", "it is the guest's own kernel, the same on every host", _GUEST),),
 }
 
 # Primitives that a host may lack, with what its kernel says outside any sandbox when it does. Everything else must
