@@ -88,9 +88,10 @@ async def handle(run: lg.Run, number: int, model: Model) -> None:
 async def work(state: Path, facts: dict[str, str]) -> None:
     """Handle both tickets."""
     config = load(state / "lockgate.toml")
-    # The demo accepts two weaknesses of the host itself, and says so on its first lines: the shared kernel, and, where
-    # no memory cgroup can be had (most plain users), a limit on address space instead.
-    execution = msgspec.structs.replace(config.execution, memory="rlimit", accept_shared_kernel=True)
+    # The demo accepts two weaknesses of the host itself, and says so on its first lines: the shared kernel where no
+    # stronger rung runs, and, where no memory cgroup can be had (most plain users), a limit on address space instead.
+    shared = config.execution.rung == "container"
+    execution = msgspec.structs.replace(config.execution, memory="rlimit", accept_shared_kernel=shared)
     async with lg.Gate(msgspec.structs.replace(config, execution=execution)) as gate:
         say("ready", facts=gate.facts["supervisor"])
         for number, script in ((1, refund_script()), (2, hostile_script(facts))):

@@ -1,6 +1,6 @@
 """The main job, end to end: stage a deployment, let Atlas handle two tickets, check everything, say what happened.
 
-    python examples/atlas/demo.py [--json] [--keep] [--sabotage WHAT]
+    python examples/atlas/demo.py [--json] [--keep] [--rung RUNG] [--sabotage WHAT]
 
 Rule 1: it exits 0 only when every check of `judge.py` holds: 1 when one fails, 3 when this host cannot isolate.
 Rule 2: nothing stays: the state directory is fresh and removed, every process is waited for, also after an error.
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import rungs
 import show
 import tickets
 from judge import Check, Record, judge, planted
@@ -68,7 +69,7 @@ def stage(state: Path, sabotage: str | None) -> dict[str, str]:
 
 
 @contextmanager
-def payments(state: Path, printed: list[bytes]) -> Iterator[int]:
+def payments(state: Path, printed: list[bytes], rung: str) -> Iterator[int]:
     """Run the payments service on a free port; it ends with the block, and with us."""
     keys = state / "keys" / "public.json"
     argv: list[str | Path] = [HERE / "payments.py", "--public-key", keys, "--ledger", state / "ledger.db"]
@@ -90,6 +91,8 @@ def payments(state: Path, printed: list[bytes]) -> Iterator[int]:
             raise SystemExit("the payments service did not start. Next step: pip install 'lockgate[atlas]'")
         port = int(line)
         text = (HERE / "lockgate.toml").read_text().replace("127.0.0.1:8417", f"127.0.0.1:{port}")
+        accepted = json.dumps(rungs.ACCEPTED if rung == "gvisor" else ())
+        text = text.replace('rung = "container"', f'rung = "{rung}"\naccept_weaker = {accepted}')
         (state / "lockgate.toml").write_text(text)
         yield port
     finally:
@@ -199,11 +202,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of text")
     parser.add_argument("--keep", action="store_true", help="keep the state directory and say where it is")
     parser.add_argument("--sabotage", choices=SABOTAGE, help="break one thing, to see that the checks can fail")
+    parser.add_argument("--rung", choices=("container", *rungs.ORDER), help="use this one; default: the strongest here")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows is cleaned up as after ^C
     state = Path(tempfile.mkdtemp(prefix="lockgate-atlas-"))
     try:
-        return play(state, json_only=options.json, sabotage=options.sabotage)
+        return play(state, json_only=options.json, sabotage=options.sabotage, asked=options.rung)
     except KeyboardInterrupt:
         return 130
     finally:
@@ -213,22 +217,23 @@ def main(argv: list[str] | None = None) -> int:
             shutil.rmtree(state)
 
 
-def play(state: Path, *, json_only: bool, sabotage: str | None) -> int:
+def play(state: Path, *, json_only: bool, sabotage: str | None, asked: str | None) -> int:
     """Run and judge; return the exit code."""
     began = time.monotonic()
     console = show.console(quiet=json_only)
     with console.status("staging a database, keys and a payments service") as spinner:
         environment = stage(state, sabotage)
+        rung, stronger = (asked, None) if asked else rungs.strongest(state, spinner.update)
 
         def status(event: dict[str, Any]) -> None:
             if event["event"] == "ready":
-                console.print(show.opening(event["facts"]))
+                console.print(show.opening(event["facts"], stronger))
             elif "ticket" in event:
                 spinner.update(f"ticket {event['ticket']}: {show.safe(event.get('name', 'answer'))}")
 
         spinner.update("starting broker, supervisor and audit writer")
         said: list[bytes] = []
-        with payments(state, said) as port:
+        with payments(state, said, rung) as port:
             record = run_agent(state, environment, port, sabotage, status)
             record.unauthorized = without_token(port)
         record.printed["the payments service"] = b"".join(said)
@@ -273,7 +278,7 @@ def document(record: Record, checks: list[Check]) -> bytes:
         {
             "ok": all(check.held for check in checks),
             "facts": record.of("ready")[0]["facts"],
-            "accept_shared_kernel": True,
+            "accept_shared_kernel": record.of("ready")[0]["facts"]["rung"] == "container",
             "answers": {str(one["ticket"]): one["text"] for one in record.of("answer")},
             "attempts": attempts,
             "denials": [row for row in rows if row.phase == "denied"],

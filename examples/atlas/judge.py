@@ -186,7 +186,7 @@ def rows(record: Record) -> Check:
     for row in answered:
         if not (row.via and row.operation and row.verdict and row.scope_hash):
             missing.append(f"row {row.id} does not say what was decided")
-        if row.via == "code" and not (row.rung and row.shared_kernel):
+        if row.via == "code" and not (row.rung and row.shared_kernel == (row.rung == "container")):
             missing.append(f"row {row.id} does not say which rung")
         if row.verdict == "allow" and row.effect == "write":
             intent = by_id.get(row.ref or "")

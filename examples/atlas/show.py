@@ -21,7 +21,22 @@ from rich.text import Text
 from lockgate.audit.rows import StoredRow
 from lockgate.gate.escape import escape
 
+RUNGS: dict[str, tuple[str, Any]] = {
+    "container": ("namespaces, Landlock, seccomp", ""),
+    "wasm": (
+        "CPython in WebAssembly, in a process of its own behind namespaces, Landlock and seccomp",
+        "code has no system calls at all; its numbers in numpy are 32 bits wide",
+    ),
+    "gvisor": ("a kernel of its own, in user space", "code never talks to the kernel of this machine"),
+    "microvm": ("a virtual machine of its own", "the wall is the processor's"),
+}
+STRONGER = {
+    "microvm": "hardware",
+    "gvisor": "a kernel of its own in user space",
+    "wasm": "no system calls at all",
+}
 MEMORY = {
+    "store limit": "the size of the guest's memory",
     "cgroup v1": "a memory cgroup (v1); reaching it ends the whole run",
     "cgroup v2": "a memory cgroup (v2); reaching it ends the whole run",
 }
@@ -56,28 +71,34 @@ def grid(*lines: tuple[str, Any]) -> Table:
     return made
 
 
-def opening(facts: dict[str, Any]) -> Panel:
+def opening(facts: dict[str, Any], stronger: list[tuple[str, str]] | None) -> Panel:
     """The first lines: which rung, what kind of boundary that is, what would be stronger."""
+    rung = str(facts.get("rung"))
+    why = "the strongest that ran something on this host" if stronger is not None else "it was asked for by name"
     memory = str(facts.get("memory_by", "?"))
     warn = "bold yellow"
     held = Text(MEMORY.get(memory, memory))
     if memory == "rlimit":
         held = Text("weaker: RLIMIT_AS and one process. This demo accepts that itself", style=warn)
         held.append(", since this user has no memory cgroup; root would get one", style="not bold default")
-    kind = Text("the kernel is shared with this machine", style=warn)
-    kind.append(
-        ": a packaging boundary. It holds code that goes astray; code with a kernel exploit gets through",
-        style="not bold default",
-    )
-    accepted = Text("accept_shared_kernel=True, passed by this demo itself", style=warn)
-    accepted.append("; the audit rows of code say so", style="not bold default")
-    execution = grid(
-        ("rung", f"{facts.get('rung')}: namespaces, Landlock, seccomp; one sandbox a run, destroyed after it"),
-        ("kind", kind),
-        ("accepted", accepted),
-        ("memory", held),
-        ("stronger", "gvisor (a kernel of its own in user space), microvm (hardware), wasm: not in this version"),
-    )
+    lines = [("rung", f"{rung}: {RUNGS[rung][0]}; one sandbox a run, destroyed after it"), ("kind", RUNGS[rung][1])]
+    if rung == "container":
+        kind = Text("the kernel is shared with this machine", style=warn)
+        kind.append(
+            ": a packaging boundary. It holds code that goes astray; code with a kernel exploit gets through",
+            style="not bold default",
+        )
+        accepted = Text("accept_shared_kernel=True, passed by this demo itself", style=warn)
+        accepted.append("; the audit rows of code say so", style="not bold default")
+        lines = [lines[0], ("kind", kind), ("accepted", accepted)]
+    elif facts.get("weakness"):
+        accepted = Text(f"weaker on this host: {facts['weakness']}", style=warn)
+        accepted.append(", accepted by this demo itself; the audit rows of code say so", style="not bold default")
+        lines.append(("accepted", accepted))
+    lines.append(("memory", held))
+    lines.append(("why", why))
+    lines += [("stronger", f"{name}: {STRONGER[name]}. To have it: {safe(step, 200)}") for name, step in stronger or ()]
+    execution = grid(*lines)
     calls = grid(
         ("decides", "one authorize() in the broker, for tool calls and for code; who, budget and expiry are the run's"),
         ("keys", "a token is minted for one call, used in the broker, never seen by the agent or the sandbox"),
@@ -175,10 +196,9 @@ def audit(rows: list[StoredRow]) -> Group:
             Text(safe(f"killed: {killed}" if killed else what, 20), style="yellow" if row.phase == "denied" else ""),
             row.rule or "",
         )
-    note = (
-        "* in the container rung, on a shared kernel. Each row also has agent, tenant, run, rung, scope hash, argument "
-    )
-    note += "hash and its place in the chain. See them again: lockgate audit tail, lockgate audit verify."
+    note = "* on a kernel shared with this machine. " if any(row.shared_kernel for row in rows) else ""
+    note += "Each row also has agent, tenant, run, rung, scope hash, argument hash and its place in the chain. "
+    note += "See them again: lockgate audit tail, lockgate audit verify."
     return Group(Text(), Rule("Audit rows", align="left"), lines, Text(note, style="dim"))
 
 

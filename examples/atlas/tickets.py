@@ -139,7 +139,9 @@ def _race(result: Any) -> tuple[bool, str]:
 
 def _flood(result: Any) -> tuple[bool, str]:
     dropped = result.truncated.get("stdout", 0)
-    held = dropped >= (1 << 30) - (128 << 10) and "dropped" in result.stdout[-200:] and result.killed_by is None
+    whole = result.killed_by is None and dropped >= (1 << 30) - (128 << 10)
+    cut = result.killed_by in {"wall", "cpu"} and dropped > 1 << 20  # a slower rung: the clock came first
+    held = (whole or cut) and "dropped" in result.stdout[-200:]
     return held, f"{len(result.stdout.encode()):,} bytes kept, {dropped:,} dropped, said so at the end"
 
 
@@ -149,6 +151,13 @@ def _killed(*bounds: str) -> Callable[[Any], tuple[bool, str]]:
         return held, f"killed_by={result.killed_by}, exit {result.exit_code}, after {result.usage.wall:.2f} s"
 
     return judge
+
+
+def _forks(result: Any) -> tuple[bool, str]:
+    if result.rung == "wasm":
+        said = result.error.message if result.error is not None else "nothing"
+        return result.error is not None and result.killed_by is None, f"there are no processes: {said[:100]}"
+    return _killed("wall", "cpu", "processes", "memory")(result)
 
 
 def _memory(result: Any) -> tuple[bool, str]:
@@ -193,8 +202,10 @@ import json, os
 for path in ("/etc/shadow", "/root/.ssh/id_ed25519", "{home}/.aws/credentials", "{state}/keys/signing.toml",
              "{state}/orders.db", "{state}/audit.db", "{source}/operations.py", "/var/run/docker.sock"):
     attempt(path, lambda: open(path, "rb").read())
-os.symlink("{state}/keys/signing.toml", "innocent.txt")
-attempt("through a link", lambda: open("innocent.txt", "rb").read())
+def through_a_link():
+    os.symlink("{state}/keys/signing.toml", "innocent.txt")
+    return open("innocent.txt", "rb").read()
+attempt("through a link", through_a_link)
 attempt("change the standard library", lambda: open(json.__file__, "a"))
 attempt("write beside it", lambda: open(os.path.dirname(os.__file__) + "/sitecustomize.py", "w"))
 attempt("leave a file in /tmp", lambda: open("/tmp/planted", "w"))
@@ -267,8 +278,15 @@ def frame(number, cents):
     body = {"id": number, "op": "refund", "args": {"order_id": "ord_5120", "amount": cents}}
     raw = json.dumps(body, separators=(",", ":")).encode()
     return struct.pack(">I", len(raw)) + raw
-os.write(3, frame(1, 2001) + frame(2, 2002) + frame(3, 2003))   # past host.call, before any answer
-data, replies = b"", []
+data, replies, pending = b"", [], [2001, 2002, 2003]
+try:
+    os.write(3, b"".join(frame(*one) for one in enumerate(pending, 1)))   # past host.call, before any answer
+except OSError:                                                           # this rung has no descriptor to write to
+    for cents in pending:
+        try:
+            replies.append({"ok": host.call("refund", order_id="ord_5120", amount=cents)})
+        except host.HostError as error:
+            replies.append({"error": {"reason": error.reason}})
 while len(replies) < 3:
     data += os.read(3, 65536)
     while len(data) >= 4 and len(data) >= 4 + struct.unpack(">I", data[:4])[0]:
@@ -305,7 +323,7 @@ replies
         "fork bomb",
         "multiply until nothing else runs",
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n",
-        _killed("wall", "cpu", "processes"),
+        _forks,
         1.0,
     ),
 )

@@ -67,7 +67,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> Any:
     where = tmp_path_factory.mktemp("demo")
-    done = demo("--json", TMPDIR=str(where))
+    done = demo("--json", "--rung", "container", TMPDIR=str(where))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert list(where.iterdir()) == []  # the state directory is gone
     return json.loads(done.stdout)
@@ -109,11 +109,12 @@ def test_denials_say_who_what_and_why(document: Any) -> None:
 
 def test_the_text_is_for_strangers(tmp_path: Path) -> None:
     """First lines: rung, kind of boundary, what is stronger; no colour when none is wanted; never wider than asked."""
-    done = demo(TMPDIR=str(tmp_path), NO_COLOR="1", COLUMNS="72", TERM="xterm-256color", FORCE_COLOR="1")
+    terminal = {"NO_COLOR": "1", "COLUMNS": "72", "TERM": "xterm-256color", "FORCE_COLOR": "1"}
+    done = demo("--rung", "container", TMPDIR=str(tmp_path), **terminal)
     assert done.returncode == 0, done.stderr
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout)
     head = " ".join(plain[plain.index("lockgate demo") :].replace("│", " ").split())[:1500]
-    for words in ("container", "kernel is shared", "accept_shared_kernel=True", "gvisor", "microvm", "one authorize()"):
+    for words in ("container", "kernel is shared", "accept_shared_kernel=True", "asked for by name", "one authorize()"):
         assert words in head
     colours = [code for code in re.findall(r"\x1b\[([0-9;]+)m", done.stdout) if re.search(r"\b(3|4|9|10)[0-9]\b", code)]
     assert colours == []
@@ -121,6 +122,19 @@ def test_the_text_is_for_strangers(tmp_path: Path) -> None:
     for part in ("Ticket one", "Ticket two", "Denials", "Audit rows", "The demo's own checks"):
         assert part in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_unasked_it_takes_the_strongest_rung_that_runs_here(tmp_path: Path) -> None:
+    """X1, X2: every attempt holds there too, and the first lines say which, why, and what would be stronger."""
+    done = demo("--json", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {one["name"] for one in found["attempts"] if one["held"]} == HOSTILE
+    rung = found["facts"]["rung"]
+    assert {row["rung"] for row in found["rows"] if row.get("via") == "code"} == {rung}
+    if os.geteuid() == 0:  # CI, where everything that can be installed is
+        assert rung in {"gvisor", "microvm"}
+        assert not any(row["shared_kernel"] for row in found["rows"] if row.get("via") == "code")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +148,7 @@ def test_the_text_is_for_strangers(tmp_path: Path) -> None:
 )
 def test_the_checks_can_fail(sabotage: str, failing: set[str], tmp_path: Path) -> None:
     """Negative control: a leaking operation, a row that is gone, a process that stays, a refund of nobody."""
-    done = demo("--json", "--sabotage", sabotage, TMPDIR=str(tmp_path))
+    done = demo("--json", "--rung", "container", "--sabotage", sabotage, TMPDIR=str(tmp_path))
     assert done.returncode == 1, done.stderr
     assert {one["name"] for one in json.loads(done.stdout)["checks"] if not one["held"]} == failing
 
