@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from egress_fixtures import ALLOWED, Confined, drive
+from egress_fixtures import ALLOWED, ENV, Confined, drive
 from egress_world import World
 
 PY = [sys.executable, "-I", "-c"]
@@ -177,5 +177,41 @@ def test_input_and_output_are_the_command_s(egress_world: World) -> None:
         out, _ = run.process.communicate(data, timeout=100)
         assert out == data
         assert run.process.returncode == 0
+    finally:
+        run.remove()
+
+
+def test_rules_inside_a_tunnel_hold_for_clients_that_trust_the_run(egress_world: World, tmp_path: Path) -> None:
+    """E1, E7: the authority of the run reaches curl, Python and Node by their variables; a decoy in a body ends it."""
+    world = egress_world
+    world.page("api.allowed.example", "v1/hello", "hello from v1\n")
+    (tmp_path / "lockgate.toml").write_text(
+        '[egress]\nallow = ["api.allowed.example:443"]\n[[egress.endpoint]]\nhost = "api.allowed.example:443"\n'
+        'rules = [{ method = ["GET", "POST"], path = "/v1/*" }]\n'
+    )
+    url = "https://api.allowed.example"
+    fetch = f"fetch('{url}/v1/hello').then(r => r.text()).then(t => console.log(t))"
+    urllib = f"import urllib.request as u; print(u.urlopen('{url}/v1/hello', timeout=40).read())"
+    script = (
+        f"curl -sS -m 40 {url}/v1/hello; echo; "
+        f'command -v node >/dev/null && node -e "{fetch}"; echo; '
+        f'{sys.executable} -I -c "{urllib}"; '
+        f"curl -sS -m 40 -o /dev/null -w '%{{http_code}}\\n' {url}/hello; "
+        f"curl -sS -m 40 -d @/dev/lockgate/backup-service.key {url}/v1/notes; sleep 90; echo still here"
+    )
+    seen = len(world.requests())
+    run = Confined(world, ["sh", "-c", script], "--config", str(tmp_path / "lockgate.toml"), allow=())
+    try:
+        out = run.finish()
+        assert out.count("hello from v1") == (3 if shutil.which("node", path=ENV["PATH"]) else 2), (
+            run.report.read_text()
+        )
+        assert "403" in out
+        assert "still here" not in out
+        assert run.process.returncode == 137
+        assert run.said["ended_by"] == "canary"
+        reasons = {reason for _, reason, _ in run.denied()}
+        assert reasons - {"tls_failed"} == {"path_not_allowed", "canary"}  # a client may go without a good-bye
+        assert {one.split()[-1] for one in world.requests()[seen:]} == {"/v1/hello"}
     finally:
         run.remove()
