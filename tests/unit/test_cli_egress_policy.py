@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lockgate.audit.denials import egress_row
-from lockgate.audit.rows import encode
+from lockgate.audit.rows import encode, stamp
+from lockgate.audit.store import Store
 from lockgate.cli.app import guarded
 from lockgate.policy.egress import EgressPolicy
 
@@ -109,6 +110,21 @@ def test_learn_proposes_what_report_mode_let_through(tmp_path: Path, capsys: pyt
     found = json.loads(capsys.readouterr().out)
     assert found["candidates"][0] == {"entry": "api.partner.example:443", "count": 2, "live": True, "why": None}
     assert found["skipped"] == 1
+
+
+def test_learn_reads_an_audit_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "audit.db"
+    store = Store(log)
+    with store.transaction(durable=True):
+        for number, raw in enumerate(reported("api.partner.example:443", "new.partner.example:443") * 700):
+            store.add(stamp(raw, f"0123456789ab-{number + 1}", 1.0, 2.0))
+    store.close()
+    assert guarded(["egress", "learn", str(log), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["entry"], one["count"]) for one in found["candidates"]] == [
+        ("api.partner.example:443", 700),
+        ("new.partner.example:443", 700),
+    ]
 
 
 def test_learn_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

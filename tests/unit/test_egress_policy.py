@@ -6,6 +6,8 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lockgate.contract.errors import ConfigError
 from lockgate.policy import egress_entry, registries, suffix_data, suffixes, tenants
@@ -92,7 +94,15 @@ def test_report_mode_softens_the_want_of_an_entry_alone() -> None:
     loaded = policy(mode="report", deny=["bad.test"])
     verdict = loaded.decide(Ask(at("new.test:443")))
     assert (verdict.allow, verdict.reported, verdict.reason) == (True, True, "not_allowed")
-    for text in ("bad.test:443", "127.0.0.1:443", "[::1]:443", "169.254.169.254:443", "plain.partner.example:80"):
+    for text in (
+        "bad.test:443",
+        "localhost:443",
+        "x.localhost:443",
+        "127.0.0.1:443",
+        "[::1]:443",
+        "169.254.169.254:443",
+        "plain.partner.example:80",
+    ):
         assert not loaded.decide(Ask(at(text))).allow
 
 
@@ -268,6 +278,38 @@ def test_a_hostile_log_cannot_write_rules() -> None:
     found = propose([*hostile, "ok.partner.example:443"])
     assert found.skipped == len(hostile)
     assert EgressPolicy.load(found.to_toml()).names == {"ok.partner.example"}
+
+
+_words = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        [*LIST, "*", "*.com:443", "a:443", "[::1]:443", "10.0.0.5:443", "a.example:x", "xn--a.example:443"]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["allow", "deny", "private", "endpoint", "model", "mode", "strict", "limits", "x"]),
+        st.one_of(
+            st.none(), st.booleans(), st.lists(_words, max_size=3), _words, st.lists(st.dictionaries(_words, _words))
+        ),
+        max_size=4,
+    )
+)
+def test_any_table_loads_or_says_why(table: dict[str, Any]) -> None:
+    """Loading is total: a policy, or one typed error; and no policy of it reaches loopback or metadata."""
+    reason: str | None = None
+    loaded = EgressPolicy.from_data({})
+    try:
+        loaded = EgressPolicy.from_data(table)
+    except EgressConfigError as error:
+        reason = error.reason
+    assert reason is None or reason in LoadReason.__args__  # type: ignore[attr-defined]
+    for place in ("127.0.0.1:443", "[::1]:443", "169.254.169.254:80", "localhost:443"):
+        for how in ("connect", "http"):
+            assert not loaded.decide(Ask(at(place), how)).allow  # type: ignore[arg-type]
 
 
 def test_a_refusal_of_the_parser_is_none_of_the_list() -> None:

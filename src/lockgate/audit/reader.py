@@ -24,7 +24,7 @@ from lockgate.audit.check import CHUNK, Check, Finding, Report
 from lockgate.audit.rows import StoredRow
 from lockgate.contract.errors import ConfigError
 
-__all__ = ["Finding", "Head", "Report", "tail", "verify"]
+__all__ = ["Finding", "Head", "Report", "every", "tail", "verify"]
 
 _APPLICATION_ID: Final = 0x6C676174
 
@@ -76,6 +76,17 @@ def tail(
                     yield row
             if not fresh:
                 time.sleep(poll)
+
+
+def every(path: str | Path) -> Iterator[StoredRow]:
+    """Yield all rows that exist now, oldest first, without holding them.
+
+    Raises:
+        ConfigError: there is no audit file there, or it is unreadable.
+
+    """
+    with _opened(Path(path)) as db:
+        yield from _after(db, 0)
 
 
 def verify(path: str | Path, expect: Head | None = None) -> Report:

@@ -141,7 +141,7 @@ def _destinations(log: Path) -> Iterator[str]:
     if head == _SQLITE:
         from lockgate.audit import reader  # noqa: PLC0415 - only an audit file needs it
 
-        for row in reader.tail(log, 2**62):
+        for row in reader.every(log):
             if row.status == "reported":
                 yield str((row.detail or {}).get("destination", ""))
         return

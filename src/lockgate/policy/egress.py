@@ -226,7 +226,7 @@ class EgressPolicy:
                 if not label.startswith("xn--"):
                     found = made.wild.get((parent, port))
             if found is None:
-                return _REPORTED if self.mode == "report" else _MISSING
+                return self._unlisted(host)
         if (port == HTTP_PORT) is not (ask.how == "http"):
             return _WRONG_FORM[ask.how]
         return found
@@ -249,7 +249,12 @@ class EgressPolicy:
         rule = None if label.startswith("xn--") else self._parents.get(parent)
         if rule is not None:
             return Verdict(False, "wildcard_dns_budget", rule, _WILDCARD_DNS)
-        return _REPORTED if self.mode == "report" else _MISSING
+        return self._unlisted(host)
+
+    def _unlisted(self, host: Host) -> Verdict:
+        """Return the verdict of a name without an entry; a single label, or this machine's own, is never let through."""
+        own = "." not in host.text or host.text.endswith(".localhost")
+        return _REPORTED if self.mode == "report" and not own else _MISSING
 
     def ports(self, host: Host) -> tuple[int, ...]:
         """Return the ports on which some entry allows `host`, in order."""
