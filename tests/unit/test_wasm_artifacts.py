@@ -26,6 +26,17 @@ def test_an_engine_below_the_minimum_is_refused_by_advisory(version: str) -> Non
     assert "lockgate wasm build" in refusal.fix
 
 
+def test_the_doctors_probe_names_the_advisory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `lockgate doctor` shows of a rung that cannot be had is what its probe says."""
+    from lockgate.runtimes.wasm.runtime import WasmRuntime
+
+    monkeypatch.setattr(artifacts, "engine_version", lambda: "50.0.0")
+    said = WasmRuntime().probe()
+    assert said is not None
+    assert artifacts.ADVISORIES[0] in said.missing
+    assert "pip install --upgrade" in said.fix
+
+
 @pytest.mark.parametrize("version", [None, "51.0.0", "60.1.2", "dev", "50", "50.0", "50.x.1", ""])
 def test_an_engine_that_is_not_there_or_not_known_is_refused(version: str | None) -> None:
     refusal = artifacts.check_engine(version)

@@ -69,6 +69,9 @@ def _show(report: dict[str, Any]) -> None:
     note("each rung that runs here was booted and asked with every probe of `lockgate attack` first")
     if any(one.get("boundary") == "shared kernel" and one.get("available") for one in rungs):
         note("container shares the host's kernel: packaging for code you half trust, no wall against a kernel exploit")
+    if any(one.get("rung") == "wasm" and one.get("available") for one in rungs):
+        note("wasm computes and calls operations, at a half to a tenth of native speed and in 32 bits: no threads,")
+        note("processes, sockets or packages beside those linked in (`lockgate wasm packages`)")
 
 
 def _ms(value: float | None, what: str) -> str:

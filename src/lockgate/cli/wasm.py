@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lockgate.cli.common import ConfigPath, load_config
 from lockgate.cli.output import Json, err, fields, note, print_json, table
 from lockgate.gate.escape import escape
 from lockgate.runtimes.wasm import artifacts, build, image_recipe
@@ -18,7 +19,14 @@ from lockgate.runtimes.wasm import artifacts, build, image_recipe
 app = typer.Typer(
     help="The guest of the wasm rung: fetched by hash, compiled once, made into memory images.", no_args_is_help=True
 )
-Store = Annotated[Path | None, typer.Option(help="Directory of built guests; default: yours.")]
+Store = Annotated[Path | None, typer.Option(help="Directory of built guests; default: the configured one, or yours.")]
+
+
+def _store(store: Path | None, config: Path | None) -> Path:
+    if store is not None:
+        return store.absolute()
+    configured = load_config(config).execution.wasm.store
+    return Path(configured) if configured is not None else artifacts.default_store()
 
 
 @contextmanager
@@ -48,12 +56,14 @@ def build_(
     image: Annotated[list[str] | None, typer.Option(help="Image set to make; repeatable; default: all.")] = None,
     wheel: Annotated[Path | None, typer.Option(help="The guest's package, where no index can be reached.")] = None,
     store: Store = None,
+    config: ConfigPath = None,
     as_json: Json = False,
 ) -> None:
     """Build what is missing: a minute or two and 3 GB of memory the first time, seconds after."""
     sets = tuple(dict.fromkeys(image)) if image else tuple(image_recipe.SETS)
+    where = _store(store, config)
     with _steps(quiet=as_json) as step:
-        built = build.build(sets, store=store.absolute() if store else None, wheel=wheel, progress=step)
+        built = build.build(sets, store=where, wheel=wheel, progress=step)
     if as_json:
         print_json(msgspec.to_builtins(built))
         return
@@ -65,9 +75,9 @@ def build_(
 
 
 @app.command("list")
-def list_(store: Store = None, as_json: Json = False) -> None:
+def list_(store: Store = None, config: ConfigPath = None, as_json: Json = False) -> None:
     """List what was built, and say whether this engine may use it."""
-    root = store.absolute() if store else artifacts.default_store()
+    root = _store(store, config)
     version = artifacts.engine_version()
     bad = artifacts.check_engine(version)
     found = build.inventory(root)
@@ -94,9 +104,9 @@ def list_(store: Store = None, as_json: Json = False) -> None:
 
 
 @app.command("prune")
-def prune(store: Store = None, as_json: Json = False) -> None:
+def prune(store: Store = None, config: ConfigPath = None, as_json: Json = False) -> None:
     """Remove what was built for other engines, other guests and older recipes."""
-    root = store.absolute() if store else artifacts.default_store()
+    root = _store(store, config)
     gone = build.prune(root)
     if as_json:
         print_json({"store": str(root), "removed": gone})
@@ -105,9 +115,9 @@ def prune(store: Store = None, as_json: Json = False) -> None:
 
 
 @app.command("packages")
-def packages(store: Store = None, as_json: Json = False) -> None:
+def packages(store: Store = None, config: ConfigPath = None, as_json: Json = False) -> None:
     """List the packages that are linked into the guest; there are no others on this rung."""
-    found = artifacts.find("stdlib", store.absolute() if store else None)
+    found = artifacts.find("stdlib", _store(store, config))
     if as_json:
         print_json([{"name": name, "version": version} for name, version in found.packages])
         return
