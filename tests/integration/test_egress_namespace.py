@@ -383,3 +383,41 @@ def test_a_namespace_that_cannot_be_made_says_what_to_do(start: Start) -> None:
         pytest.skip(f"the limit cannot be set here: {done.stderr.strip()[-120:]}")
     assert "cannot have a network namespace here" in done.stdout, done.stderr
     assert "max_user_namespaces" in done.stdout
+
+
+ELSEWHERE = """
+set -e
+mkdir "$1/etc"
+mount -t tmpfs none "$1/etc"
+cp -a /etc/nsswitch.conf /etc/passwd /etc/group "$1/etc/" 2>/dev/null || true
+mount --bind "$1/etc" /etc
+mount -t tmpfs none /run
+mkdir -p /run/systemd/resolve
+echo "nameserver 127.0.0.53" > /run/systemd/resolve/stub-resolv.conf
+[ "$2" = none ] || ln -s ../run/systemd/resolve/stub-resolv.conf /etc/resolv.conf
+exec "$3" -c "$4"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give itself another /etc to try it in")
+@pytest.mark.parametrize("how", ["systemd-resolved", "none"])
+def test_resolv_conf_may_be_a_link_to_what_is_covered_or_missing(tmp_path: Path, how: str) -> None:
+    """E3: on a host with systemd-resolved the file lies beside the socket that must not be reached."""
+    source = (
+        "import os, sys\nfrom lockgate.egress.inside import Plan\nfrom lockgate.egress.namespace import Namespace\n"
+        "argv = ('sh', '-c', 'cat /etc/resolv.conf; ls /run/systemd/resolve; echo x > /run/systemd/resolve/y')\n"
+        "one = Namespace(Plan(argv=argv, env={'PATH': os.defpath}, port=3128))\n"
+        "one.prepare(); one.started(); one.poll(); one.close()"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", ELSEWHERE, "sh", str(tmp_path), how, sys.executable, source],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    lines = done.stdout.splitlines()
+    assert "127.0.0.53" not in done.stdout
+    assert "y" not in lines
+    assert ("nameserver 127.0.0.1" in lines) is (how != "none"), (done.stdout, done.stderr)
+    assert "Read-only" in done.stderr
