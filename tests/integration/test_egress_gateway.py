@@ -432,6 +432,28 @@ def test_without_rows_nothing_is_allowed_or_answered(tmp_path: Path) -> None:
         run.control.close()
 
 
+def test_the_process_holds_nothing_that_is_worth_taking(world: World) -> None:
+    """C6, E1: no environment, no new privilege, a filter, no TCP port; the argv names its descriptors alone."""
+    place = Path(f"/proc/{world.pid}")
+    status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines() if ":" in line)
+    assert status["NoNewPrivs"].strip() == "1"
+    assert status["Seccomp"].strip() == "2"
+    argv = (place / "cmdline").read_bytes().split(b"\0")
+    assert b"lockgate.egress" in argv
+    assert not any(b"token" in word.lower() for word in argv)
+    if os.geteuid() == 0:
+        assert (place / "environ").read_bytes() == b""
+        inodes = {os.readlink(fd) for fd in (place / "fd").iterdir() if os.path.lexists(fd)}
+        for table in ("tcp", "tcp6"):
+            for line in (place / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A":  # listening
+                    assert f"socket:[{fields[9]}]" not in inodes
+    else:
+        with pytest.raises(PermissionError):
+            (place / "environ").read_bytes()
+
+
 def test_it_ends_with_its_launcher(tmp_path: Path) -> None:
     """E1: the launcher is killed; gateway and writer end by themselves, and the sockets are gone."""
     world = World(tmp_path, POLICY, ANSWERS)

@@ -12,16 +12,14 @@ Sources: prctl(2), setrlimit(2), seccomp(2), clone(2), proc(5).
 
 from __future__ import annotations
 
-import errno
 import os
 import pwd
 import resource
 from typing import Any, Final
 
 from lockgate.contract.errors import ConfigError, HostFault
-from lockgate.kernel import arch, bpf, process_unsafe, seccomp_unsafe, tables
+from lockgate.kernel import arch, process_unsafe, refusing, seccomp_unsafe
 
-_CLONE_THREAD: Final = 0x00010000
 _REFUSED: Final = """
     execve execveat fork vfork ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp listen accept accept4
     mount umount2 move_mount open_tree fsopen fsmount mount_setattr pivot_root chroot setns unshare init_module
@@ -32,32 +30,7 @@ REFUSED: Final = frozenset(_REFUSED.split())
 
 def confinement(machine: arch.Arch) -> bytes:
     """Return the broker's filter as an array of struct sock_filter."""
-    actions: list[int | str] = [bpf.ALLOW] * (tables.NEWEST + 1)
-    for name in REFUSED & machine.calls.keys():
-        actions[machine.calls[name]] = bpf.ERRNO | errno.EPERM
-    actions[machine.calls["clone"]] = "clone"
-    actions[machine.calls["clone3"]] = bpf.ERRNO | errno.ENOSYS  # flags behind a pointer; glibc falls back to clone
-    segments = [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
-    program = bpf.Program()
-    program.load(bpf.ARCH)
-    program.emit(bpf.JMP_JEQ, machine.audit, None, "kill")
-    program.load(bpf.NR)
-    if machine.x32 is not None:
-        program.emit(bpf.JMP_JGE, machine.x32, "kill", "search")
-    else:
-        program.jump("search")
-    program.label("kill")
-    program.ret(bpf.KILL_PROCESS)
-    program.label("search")
-    bpf.tree(program, segments, "t")
-    program.label("clone")
-    program.load(bpf.arg(0))
-    program.emit(bpf.JMP_JSET, _CLONE_THREAD, "thread", "process")
-    program.label("thread")
-    program.ret(bpf.ALLOW)
-    program.label("process")
-    program.ret(bpf.ERRNO | errno.EPERM)
-    return bpf.assemble(program)
+    return refusing.program(machine, REFUSED)
 
 
 def become(user: str) -> None:

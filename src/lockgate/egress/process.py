@@ -29,12 +29,19 @@ from lockgate.egress.control import Control
 from lockgate.egress.gateway import Gateway
 from lockgate.egress.relay import Limits
 from lockgate.egress.resolver import Nameservers, parse_nameserver
-from lockgate.kernel import process_unsafe
+from lockgate.kernel import arch, process_unsafe, refusing, seccomp_unsafe
 from lockgate.policy.egress import EgressPolicy
 from lockgate.policy.egress_spec import EgressSpec
 
 DATA: Final = "data"
 CONTROL: Final = "control"
+# What a process does that was taken over: start a program, become another, look into another, listen anew.
+_CALLS: Final = """
+    execve execveat fork vfork ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp bind listen
+    mount umount2 move_mount open_tree fsopen fsmount mount_setattr pivot_root chroot setns unshare init_module
+    finit_module delete_module kexec_load kexec_file_load bpf perf_event_open userfaultfd io_uring_setup
+    io_uring_enter io_uring_register add_key request_key keyctl personality reboot swapon swapoff acct"""
+_REFUSED: Final = frozenset(_CALLS.split())
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,7 +177,7 @@ def _say_warnings(audit: AuditClient, policy: EgressPolicy) -> None:
 
 
 def _harden() -> None:
-    """Give up what the gateway does not need (prctl(2), setrlimit(2)).
+    """Give up what the gateway does not need (prctl(2), setrlimit(2), seccomp(2)).
 
     Raises:
         HostFault: the kernel refused a step.
@@ -180,9 +187,11 @@ def _harden() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         process_unsafe.no_new_privileges()
         process_unsafe.set_dumpable(0)
+        seccomp_unsafe.Filter(refusing.program(arch.current(), _REFUSED)).install()
     except OSError as error:
         raise HostFault(
-            f"the gateway could not harden itself ({error.strerror})", next_step="lockgate doctor names what is missing"
+            f"the gateway could not harden itself ({error.strerror})",
+            next_step="use a kernel with seccomp (CONFIG_SECCOMP_FILTER); lockgate doctor names what is missing",
         ) from None
 
 
