@@ -252,7 +252,7 @@ class EgressPolicy:
         return self._unlisted(host)
 
     def _unlisted(self, host: Host) -> Verdict:
-        """Return the verdict of a name without an entry; a single label, or this machine's own, is never let through."""
+        """Return the verdict of a name without an entry; never let through: this machine's own."""
         own = "." not in host.text or host.text.endswith(".localhost")
         return _REPORTED if self.mode == "report" and not own else _MISSING
 
