@@ -14,13 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import dns.message as dns_message
+
 import lockgate.policy as lg
 from lockgate.broker.exports import Refusal, Spool, bad_name, decode
 from lockgate.config import Config, load_text
 from lockgate.contract.errors import ConfigError, GuestProtocolError, ScopeError
 from lockgate.contract.frames import Decoder, encode
 from lockgate.contract.strictjson import check_unique_keys, decode_request
+from lockgate.egress.dns import Responder
 from lockgate.gate.exports import plain_name
+from lockgate.policy.egress import EgressPolicy
 
 CORPUS = Path(__file__).parent / "corpus"
 CAP = 4096
@@ -186,6 +190,24 @@ def names(data: bytes) -> None:
             assert not any(unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for char in name)
 
 
+LIST = EgressPolicy.load('[egress]\nallow = ["api.allowed.example:443", "*.wild.example:443"]\nwildcard_dns = 4')
+
+
+def dns(data: bytes) -> None:
+    """A question is answered only where an independent parser reads a listed name; every reply is one it can read."""
+    answered = Responder(LIST).answer(data)
+    if answered.reply is not None:
+        assert len(answered.reply) <= 512
+        reply = dns_message.from_wire(answered.reply)
+        assert reply.id == int.from_bytes(data[:2])
+        assert len(reply.answer) == answered.allow
+    if answered.allow:
+        (question,) = dns_message.from_wire(data, ignore_trailing=True, question_only=True).question
+        name = question.name.to_text(omit_final_dot=True).lower()
+        assert name == "api.allowed.example" or (name.endswith(".wild.example") and name.count(".") == 2)
+        assert (int(question.rdtype), int(question.rdclass)) in {(1, 1), (28, 1)}
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "frames": frames,
     "strictjson": strictjson,
@@ -193,6 +215,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "config": config,
     "exports": exports,
     "names": names,
+    "dns": dns,
 }
 
 
