@@ -157,7 +157,7 @@ def _gvisor_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
         ("network", network != 0, "no interface, and the filter inside", f"socket(): errno {network}"),
         ("tree", write != 0 and "sys" not in tree, "one read-only image", ", ".join(map(str, tree))[:100]),
         ("proc cover", proc == 0, "no procfs in the tree", f"{proc} entries in /proc"),
-        ("files", True, f"inodes: {facts.get('inodes')}", "a limit of the sentry, or counted while code runs"),
+        ("files", True, f"inodes counted by {facts.get('inodes')}", "by the sentry itself, or by init while code runs"),
     ]
     return [
         Row(name=name, holds=bool(holds), by=by, saw=saw, fix="" if holds else "run `lockgate gvisor check --again`")
@@ -165,8 +165,55 @@ def _gvisor_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
     ]
 
 
+_WASM: Final = """
+import os, sys
+def missing(f):
+    try: f()
+    except (ImportError, OSError, AttributeError, RuntimeError): return True
+    return False
+def socket_made():
+    import socket
+    socket.socket()
+[sys.platform, missing(socket_made), missing(lambda: __import__('ctypes').CDLL(None)), missing(lambda: os.fork()),
+ sorted(set(os.environ) - {'HOME', 'TMPDIR', 'LC_CTYPE'}), missing(lambda: open('/x', 'w'))]
+"""
+
+
+def _wasm_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
+    try:
+        platform, socket, native, fork, environment, write = value
+    except (TypeError, ValueError):
+        return [Row(name="guest", holds=False, by="", saw="nothing of what was asked", fix="report this")]
+    whole = facts.get("userns") in {"root", "rootless"} and facts.get("landlock") and facts.get("filter")
+    parts = f"Landlock ABI {facts.get('landlock')}, {facts.get('filter')} instructions, ids: {facts.get('userns')}"
+    rows = [
+        (
+            "guest",
+            platform == "wasi" and native and fork,
+            "no system calls",
+            f"{platform}: no native code, no processes",
+        ),
+        ("outer wall", whole, "Landlock, seccomp, namespaces, an id of its own", parts),
+        ("new code", facts.get("mdwe") or facts.get("filter"), mdwe(facts), "none is mapped once the engine stands"),
+        ("network", socket, "no such import of the guest", "socket(): refused"),
+        ("tree", write, "in the worker's memory", "write to /: refused"),
+        ("environment", not environment, "made for the run", f"{len(environment)} variables"),
+    ]
+    return [
+        Row(
+            name=name,
+            holds=bool(holds),
+            by=by,
+            saw=saw,
+            fix="" if holds else "use Linux 5.13 or newer with Landlock and user namespaces",
+        )
+        for name, holds, by, saw in rows
+    ]
+
+
 INSIDE: Final[dict[Rung, Inside]] = {
     "container": Inside(_CONTAINER, _container_walls),
     "gvisor": Inside(_GVISOR, _gvisor_walls),
+    "wasm": Inside(_WASM, _wasm_walls),
 }
 """A rung that is not here is asked the attack suite alone."""
