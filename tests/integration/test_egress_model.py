@@ -157,8 +157,8 @@ def test_without_a_link_there_is_nobody_who_may_call(scene: Scene) -> None:
 def test_a_denial_of_the_broker_is_one_here(scene: Scene) -> None:
     """C3: what the run's scope does not hold is refused by the one authorize(), with a row in its log."""
     narrow = Bridge(scene.run.try_call, operations=("model_stream",))
-    control = Control(scene.gateway.control)
-    opened = control.open(user="u1", agent="atlas", run="narrow", broker=narrow.theirs)
+    control = Control(scene.gateway.control, broker=narrow.theirs)
+    opened = control.open(user="u1", agent="atlas", run="narrow")
     assert reason(scene.ask(opened, post("/v1/messages", QUESTION))) == "not_allowed"
     assert scene.rows()[-1].detail["broker"] == "not_available"
     narrow.close()

@@ -66,7 +66,7 @@ class Bridge:
         operations: which ones may be called over the link.
 
     Attributes:
-        theirs: the gateway's end, for `client.Control.open(broker=...)`, which closes it here.
+        theirs: the gateway's end, for `client.Control(..., broker=...)`, which closes it here.
 
     """
 

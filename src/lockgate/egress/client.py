@@ -48,11 +48,15 @@ class Control:
     Args:
         gateway: path of the control socket, or a connected one.
         timeout: seconds that any answer may take.
+        broker: the gateway's end of a `bridge.Bridge`, for model endpoints; it is handed over by `open` and closed here.
 
     """
 
-    def __init__(self, gateway: str | socket.socket, *, timeout: float = 15.0) -> None:
+    def __init__(
+        self, gateway: str | socket.socket, *, timeout: float = 15.0, broker: socket.socket | None = None
+    ) -> None:
         self._timeout = timeout
+        self._broker = broker
         self._buffer = bytearray()
         self._events: deque[Mapping[str, str]] = deque()
         if isinstance(gateway, socket.socket):
@@ -79,14 +83,12 @@ class Control:
         tool: str = "",
         tenant: str = "",
         canaries: Sequence[str] = (),
-        broker: socket.socket | None = None,
     ) -> Opened:
         """Begin the run.
 
         Args:
             user: on whose behalf. agent: which agent. run: its name in rows. tool: what is started. tenant: whose data.
             canaries: planted values; when one of them is about to leave, the run is killed.
-            broker: the gateway's end of a `bridge.Bridge`, for model endpoints; closed here.
 
         Raises:
             HostFault: the gateway is gone or refuses.
@@ -95,10 +97,11 @@ class Control:
         answer = self._ask(
             {"op": "open", "user": user, "agent": agent, "run": run, "tool": tool, "tenant": tenant,
              "canaries": list(canaries)},
-            broker,
+            self._broker,
         )  # fmt: skip
-        if broker is not None:
-            broker.close()
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = None
         return msgspec.convert({key: value for key, value in answer.items() if key != "ok"}, Opened)
 
     def denied(
