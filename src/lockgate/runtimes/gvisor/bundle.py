@@ -36,6 +36,10 @@ _REFUSED: Final = (
 _OUR_PACKAGES: Final[tuple[str, ...]] = (
     "lockgate", "lockgate.kernel", "lockgate.runtimes", "lockgate.runtimes.gvisor",
 )  # fmt: skip
+_KERNEL_MODULES: Final = (
+    "arch", "bpf", "caps_unsafe", "libraries_unsafe", "mounts_unsafe", "process_unsafe", "seccomp", "seccomp_unsafe",
+    "syscalls_unsafe", "tables",
+)  # fmt: skip
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64"}
 # All that a run has on its stack above the guest's own frames. `load` returns in a hardened worker only.
 PROGRAM: Final = """
@@ -113,9 +117,8 @@ def modules(settings: dict[str, Any]) -> str:
     """Return what the first program reads before anything else: our modules and the guest's, as one JSON text."""
     package = Path(__file__).resolve().parents[2]
     sources: dict[str, str] = {one: "" for one in _OUR_PACKAGES}  # noqa: C420 - fromkeys would be typed by the names
-    for file in sorted((package / "kernel").glob("*.py")):
-        if file.stem != "__init__":
-            sources[f"lockgate.kernel.{file.stem}"] = file.read_text(encoding="utf-8")
+    for name in _KERNEL_MODULES:
+        sources[f"lockgate.kernel.{name}"] = (package / "kernel" / f"{name}.py").read_text(encoding="utf-8")
     for name in ("layout", "zygote"):
         sources[f"lockgate.runtimes.gvisor.{name}"] = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
     guest = {file.stem: file.read_text(encoding="utf-8") for file in sorted(plan.guest_directory().glob("*.py"))}

@@ -176,7 +176,7 @@ class Launcher:
             birth,
             self.runsc(root, "restore" if self.restore else "run", *options),
             message=b"" if self.restore else self.payload,
-            order=request | {"seed": os.urandom(32).hex()},
+            order=request,
             machine=machine,
         )
         try:

@@ -3,12 +3,12 @@
 It runs inside the sentry, as pid 1 with a few of *the sentry's* capabilities, none of the host's. It is checkpointed
 while its worker waits in `_birth`; a restored box goes on from there.
 
-Rule 1: nothing of a run is known before the birth message, and no code comes before the last step of `_harden`.
+Rule 1: nothing of a run is known before the birth message, and the worker has given up its rights before that.
 Rule 2: init stays outside the worker's pid namespace and under another id: code can neither see nor signal it.
-Rule 3: a step that fails ends the box with its name on control. There is no second try.
+Rule 3: a step that fails ends the box, with its name where somebody listens. There is no second try.
 
-Steps: Z1 devices, Z2 pivot, Z3 imports, Z4 a pid namespace and the worker's fork, Z5 wait for birth, Z6 the run's disk,
-Z7 descriptors, Z8 limits, Z9 ids and capabilities, Z10 filter, Z11 the runner of guest/.
+Steps: Z1 devices, Z2 pivot, Z3 a pid namespace and the worker's fork, Z4 imports, Z5 ids, capabilities and filter,
+Z6 birth: the run's disk (init mounts it), descriptors, limits; then the runner of guest/.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import gc
 import importlib
 import json
 import os
-import random
 import resource
 import socket
 import stat
@@ -28,7 +27,6 @@ import sysconfig
 import time
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lockgate.kernel import caps_unsafe as caps
@@ -74,7 +72,7 @@ def main(settings: dict[str, Any], guest: dict[str, str]) -> tuple[Serve, dict[s
     """Be the template and then one machine of it; returns in the worker, once hardened, what is left to call.
 
     Args:
-        settings: preload: modules of the package set. open: only controls of the attack suite give it; see `_harden`.
+        settings: preload: modules of the package set. open: only controls of the attack suite give it; see `_give_up`.
         guest: sources of the guest's modules by name.
 
     """
@@ -82,22 +80,22 @@ def main(settings: dict[str, Any], guest: dict[str, str]) -> tuple[Serve, dict[s
     birth = socket.socket(fileno=os.dup2(0, layout.FD_BIRTH))
     try:
         _tree()
-        runner = _imports(steps, settings["preload"], guest)
-        filter_ = Filter(seccomp.build(ARCH, sealed=True))
-        steps.next("fork")
-        told, tell = os.pipe()
+        steps.name = "fork"
+        ask, answer = socket.socketpair()
         process.unshare(process.NEWPID)
         worker = os.fork()
+        if worker:
+            birth.close()
+            ask.close()
+            _init(worker, answer)
+        answer.close()
+        runner = _imports(steps, settings["preload"], guest)
+        length = _give_up(steps, sealed=not settings.get("open"))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         _say(birth, {"step": steps.name, "errno": getattr(error, "errno", 0) or 0, "detail": repr(error)[:500]})
         _exit(layout.STATUS_LOST)
-    if worker:
-        birth.close()
-        os.close(tell)
-        _init(worker, told)
-    os.close(told)
     _say(birth, {"ready": {"python": ".".join(str(one) for one in sys.version_info[:3])}})
-    return _become(_Warm(birth, tell, runner, filter_, bool(settings.get("open"))))
+    return _become(birth, ask, runner, length)
 
 
 def _say(birth: socket.socket, message: dict[str, Any]) -> None:
@@ -120,7 +118,7 @@ def _tree() -> None:
 
 
 def _imports(steps: _Steps, preload: list[str], guest: dict[str, str]) -> types.ModuleType:
-    """Z3: what runs import most, the package set, the guest's own files; then nothing of ours is left to import."""
+    """Z4: what runs import most, the package set, the guest's own files; then nothing of ours is left to import."""
     steps.name = "guest"
     modules: dict[str, types.ModuleType] = {}
     for name in ("values", "host", "runner"):
@@ -135,7 +133,7 @@ def _imports(steps: _Steps, preload: list[str], guest: dict[str, str]) -> types.
         steps.name = f"preload {name}"
         importlib.import_module(name)
     steps.name = "libraries"
-    # No sentry heeds noexec when it maps a file, so nothing may be mapped executable later (Z10): all of it is now.
+    # No sentry heeds noexec when it maps a file, so nothing may be mapped executable later (Z5): all of it is now.
     _kept.extend(libraries.map_all(layout.STDLIB, layout.PACKAGES))
     steps.name = "settle"
     main_module = sys.modules["__main__"]
@@ -154,17 +152,49 @@ def _imports(steps: _Steps, preload: list[str], guest: dict[str, str]) -> types.
     return modules["runner"]
 
 
+def _give_up(steps: _Steps, *, sealed: bool) -> int:
+    """Z5: ids, capabilities and most system calls, before it is known what for; returns the filter's length.
+
+    Not `sealed` leaves out the filter: a control of the attack suite, which shows that its probes see.
+    """
+    steps.name = "ids"
+    os.setsid()
+    os.umask(0o077)
+    _limit({resource.RLIMIT_NOFILE: _NOFILE, resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_STACK: 8 << 20})  # fmt: skip
+    process.no_new_privileges()
+    caps.drop_bounding()
+    os.setgroups([])
+    process.become(layout.NOBODY, layout.NOBODY)
+    caps.drop_sets()
+    process.set_dumpable(0)
+    steps.name = "seccomp"
+    filter_ = Filter(seccomp.build(ARCH, sealed=True))
+    if sealed:
+        filter_.install()
+    return filter_.length if sealed else 0
+
+
 # ---- init --------------------------------------------------------------------------------------------------------
-def _init(worker: int, told: int) -> NoReturn:
-    """Wait for the worker's end; where the sentry cannot limit files, count them and end the run above its bound."""
+def _init(worker: int, line: socket.socket) -> NoReturn:
+    """Mount the run's disk when the worker knows its size, wait for its end, and count files where the sentry cannot.
+
+    It was forked before anything was imported: what it shares with the worker is copied in pieces of megabytes.
+    """
+    for fd in (1, 2):
+        os.dup2(0, fd)
     try:
-        most = int(os.read(told, 32) or b"0")
+        most = 0
+        asked = line.recv(64)
+        if asked:
+            size, inodes = (int(one) for one in asked.split())
+            counted = _disk(size, inodes)
+            line.sendall(b"sentry" if counted else b"init")
+            most = 0 if counted else inodes
+        line.close()
         while True:
-            if not most:
-                _, status = os.waitpid(worker, 0)
-                break
             began = time.monotonic()
-            pid, status = os.waitpid(worker, os.WNOHANG)
+            pid, status = os.waitpid(worker, os.WNOHANG if most else 0)
             if pid:
                 break
             if _files(most) > most:
@@ -202,35 +232,42 @@ def _files(most: int) -> int:
 
 
 # ---- one machine -------------------------------------------------------------------------------------------------
-@dataclass
-class _Warm:
-    """What the worker has while it waits: its birth socket, the pipe to init, the runner, the filter."""
-
-    birth: socket.socket
-    tell: int
-    runner: types.ModuleType
-    filter: Filter
-    open: bool
-
-
-def _become(warm: _Warm) -> tuple[Serve, dict[str, Any], int, bool]:
-    """Z5: wait until this template is a machine, then harden; everything before was the same for all of them."""
-    order, fds = _birth(warm.birth)
+def _become(
+    birth: socket.socket, ask: socket.socket, runner: types.ModuleType, length: int
+) -> tuple[Serve, dict[str, Any], int, bool]:
+    """Z6: wait until this template is a machine, then take what is its own; all else was the same for all of them."""
+    order, fds = _birth(birth)
     steps = _Steps()
+    control = fds[1]
+    facts: dict[str, Any] = {"filter": length, "open": not length, "kernel": os.uname()[2]}
     try:
-        facts = _harden(steps, order["bounds"], fds, warm)
-        random.seed(bytes.fromhex(order["seed"]) + os.urandom(32))
+        steps.next("disk")
+        bounds = order["bounds"]
+        ask.sendall(b"%d %d" % (bounds["disk"], bounds["inodes"]))
+        facts["inodes"] = ask.recv(16).decode()
+        os.chdir(layout.RUN_DIR if facts["inodes"] else "/init-could-not-mount-it")
+        steps.next("fds")
+        birth.close()
+        ask.close()
+        channel, control, stdout, stderr = (os.dup2(fd, 64 + fd) for fd in fds)
+        for source, target in ((stdout, 1), (stderr, 2), (channel, layout.FD_CHANNEL), (control, layout.FD_CONTROL)):
+            os.dup2(source, target)
+        control = layout.FD_CONTROL
+        os.closerange(layout.FIRST_UNUSED_FD, 2 * _NOFILE)
+        steps.next("limits")
+        _limit({
+            resource.RLIMIT_FSIZE: int(bounds["disk"]),
+            resource.RLIMIT_CPU: max(1, -int(-bounds["cpu"] // 1)),  # for the day it is enforced; the host counts too
+            resource.RLIMIT_NPROC: int(bounds["processes"]) - 1,  # sentries of 2024 let one more be
+        })  # fmt: skip
     except BaseException as error:  # noqa: BLE001 - fail closed on anything
         report = {"step": steps.name, "errno": getattr(error, "errno", 0) or 0, "detail": repr(error)[:500]}
         with contextlib.suppress(OSError):
-            os.write(
-                fds[1] if steps.name in {"start", "disk"} else layout.FD_CONTROL,
-                b"F" + json.dumps(report).encode() + b"\n",
-            )
+            os.write(control, b"F" + json.dumps(report).encode() + b"\n")
         _exit(layout.STATUS_LOST)
     steps.next("warmup")
     facts["stages_us"] = steps.microseconds
-    return warm.runner.serve, facts, time.perf_counter_ns(), bool(order["cold"])
+    return runner.serve, facts, time.perf_counter_ns(), bool(order["cold"])
 
 
 def _birth(birth: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -251,46 +288,8 @@ def _birth(birth: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(body), fds
 
 
-def _harden(steps: _Steps, bounds: dict[str, Any], fds: list[int], warm: _Warm) -> dict[str, Any]:
-    """Z6 to Z10. An open template leaves out Z10: a control of the attack suite shows that its probes see."""
-    steps.next("disk")
-    counted = _disk(int(bounds["disk"]), int(bounds["inodes"]))
-    os.write(warm.tell, b"%d" % (0 if counted else int(bounds["inodes"])))
-    os.close(warm.tell)
-    warm.birth.close()
-    channel, control, stdout, stderr = (os.dup2(fd, 64 + fd) for fd in fds)
-    for source, target in ((stdout, 1), (stderr, 2), (channel, layout.FD_CHANNEL), (control, layout.FD_CONTROL)):
-        os.dup2(source, target)
-    steps.next("fds")
-    os.closerange(layout.FIRST_UNUSED_FD, 4 * _NOFILE)
-    steps.next("limits")
-    _limits(bounds)
-    os.chdir(layout.RUN_DIR)
-    os.setsid()
-    os.umask(0o077)
-    facts = {
-        "inodes": "sentry" if counted else "counted by init",
-        "filter": 0,
-        "open": warm.open,
-        "kernel": os.uname()[2],
-    }
-    steps.next("ids")
-    process.no_new_privileges()
-    caps.drop_bounding()
-    os.setgroups([])
-    process.become(layout.NOBODY, layout.NOBODY)
-    caps.drop_sets()
-    process.set_dumpable(0)
-    if warm.open:
-        return facts
-    steps.next("seccomp")
-    warm.filter.install()
-    facts["filter"] = warm.filter.length
-    return facts
-
-
 def _disk(size: int, inodes: int) -> bool:
-    """Z6: the run's own directory; False when this sentry knows no limit of inodes."""
+    """The run's own directory; False when this sentry knows no limit of inodes."""
     options = f"mode=0700,uid={layout.NOBODY},gid={layout.NOBODY},size={size}"
     try:
         mounts.mount("tmpfs", layout.RUN_DIR, _TMPFS, f"{options},nr_inodes={inodes}")
@@ -302,17 +301,8 @@ def _disk(size: int, inodes: int) -> bool:
     return True
 
 
-def _limits(bounds: dict[str, Any]) -> None:
-    """Z8: every limit that a sentry lets be set, hard. CPU is not enforced by those of 2024; the host counts it too."""
-    limits = {
-        resource.RLIMIT_NOFILE: _NOFILE,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_STACK: 8 << 20,
-        resource.RLIMIT_FSIZE: int(bounds["disk"]),
-        resource.RLIMIT_CPU: max(1, -int(-bounds["cpu"] // 1)),
-        resource.RLIMIT_NPROC: int(bounds["processes"]) - 1,  # sentries of 2024 let one more be
-    }
+def _limit(limits: dict[int, int]) -> None:
+    """Set limits hard; only those that a sentry lets be set are ever asked for."""
     for which, value in limits.items():
         hard = resource.getrlimit(which)[1]
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
