@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from lockgate.contract.errors import LockgateError
-from lockgate.corpus import arguments, content, names, network
+from lockgate.corpus import arguments, content, names, network, resolving
 from lockgate.corpus.case import Got, Outcome, Unrunnable
 from lockgate.corpus.policies import Policies
 from lockgate.corpus.quiet import leaving
@@ -24,9 +24,9 @@ Runner = Callable[[EgressPolicy, dict[str, Any]], Got]
 
 RUNNERS: Final[dict[str, Runner]] = {
     "connect": network.connect,
-    "resolve": network.resolve,
-    "resolve_wire": network.resolve_wire,
-    "connect_verify": network.connect_verify,
+    "resolve": resolving.resolve,
+    "resolve_wire": resolving.resolve_wire,
+    "connect_verify": resolving.connect_verify,
     "raw_proxy_request": network.raw_proxy_request,
     "tls_client_hello": network.tls_client_hello,
     "intercepted_request": network.intercepted_request,
