@@ -34,11 +34,9 @@ class Scene:
         self.home, self.vendor, self.run, self.gateway = home, vendor, run, gateway
 
     def open(self, *, broker: bool = True) -> Any:
-        control = Control(self.gateway.control)
         bridge = Bridge(self.run.try_call) if broker else None
-        opened = control.open(
-            user="u1", agent="atlas", run="model-run", broker=None if bridge is None else bridge.theirs
-        )
+        control = Control(self.gateway.control, broker=None if bridge is None else bridge.theirs)
+        opened = control.open(user="u1", agent="atlas", run="model-run")
         return control, bridge, opened
 
     def ask(self, opened: Any, raw: bytes, host: str = "api.anthropic.com") -> bytes:

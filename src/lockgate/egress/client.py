@@ -48,7 +48,7 @@ class Control:
     Args:
         gateway: path of the control socket, or a connected one.
         timeout: seconds that any answer may take.
-        broker: the gateway's end of a `bridge.Bridge`, for model endpoints; it is handed over by `open` and closed here.
+        broker: the gateway's end of a `bridge.Bridge`, for model endpoints; handed over by `open`, closed here.
 
     """
 
