@@ -170,12 +170,12 @@ def test_allowed_destinations_are_reached(egress_world: World) -> None:
 
 
 def test_input_and_output_are_the_command_s(egress_world: World) -> None:
-    """An MCP server speaks over its streams: byte for byte, and nothing of ours among them."""
-    run = Confined(egress_world, ["cat"])
+    """An MCP server speaks over its streams: byte for byte, and nothing of ours among them; words are any bytes."""
+    run = Confined(egress_world, ["sh", "-c", 'printf %s "$1"; cat', "sh", os.fsdecode(b"caf\xe9")])
     try:
         data = bytes(range(256)) * 1000
         out, _ = run.process.communicate(data, timeout=100)
-        assert out == data
+        assert out == b"caf\xe9" + data, run.report.read_text()
         assert run.process.returncode == 0
     finally:
         run.remove()

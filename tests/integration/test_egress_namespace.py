@@ -41,7 +41,9 @@ def start() -> Iterator[Start]:
             try:
                 os.dup2(writer, 1)
                 env = {"PATH": os.defpath, **more.pop("env", {})}  # type: ignore[dict-item]
-                plan = Plan(argv=argv, env=env, port=3128, uid=uid, gid=uid, **more)  # type: ignore[arg-type]
+                pairs = tuple((os.fsencode(name), os.fsencode(value)) for name, value in env.items())
+                words = tuple(os.fsencode(word) for word in argv)
+                plan = Plan(argv=words, env=pairs, port=3128, uid=uid, gid=uid, **more)  # type: ignore[arg-type]
                 namespace = Namespace(plan, cwd=Path("/"))
             finally:
                 os.dup2(saved, 1)
@@ -368,7 +370,7 @@ def test_a_namespace_that_cannot_be_made_says_what_to_do(start: Start) -> None:
         "import sys\nfrom lockgate.egress.inside import Plan\nfrom lockgate.egress.namespace import Namespace\n"
         "from lockgate.contract.errors import CannotIsolate\n"
         f"open({limit!r}, 'w').write('0')\n"
-        "one = Namespace(Plan(argv=('true',), env={}, port=3128))\n"
+        "one = Namespace(Plan(argv=(b'true',), env=(), port=3128))\n"
         "try: one.prepare()\nexcept CannotIsolate as error: print(error)\nfinally: one.close()"
     )
     # In a user namespace of its own, where the limit is the test's to set and holds for nobody else.
@@ -405,8 +407,8 @@ def test_resolv_conf_may_be_a_link_to_what_is_covered_or_missing(tmp_path: Path,
     """E3: on a host with systemd-resolved the file lies beside the socket that must not be reached."""
     source = (
         "import os, sys\nfrom lockgate.egress.inside import Plan\nfrom lockgate.egress.namespace import Namespace\n"
-        "argv = ('sh', '-c', 'cat /etc/resolv.conf; ls /run/systemd/resolve; echo x > /run/systemd/resolve/y')\n"
-        "one = Namespace(Plan(argv=argv, env={'PATH': os.defpath}, port=3128))\n"
+        "argv = (b'sh', b'-c', b'cat /etc/resolv.conf; ls /run/systemd/resolve; echo x > /run/systemd/resolve/y')\n"
+        "one = Namespace(Plan(argv=argv, env=((b'PATH', os.defpath.encode()),), port=3128))\n"
         "one.prepare(); one.started(); one.poll(); one.close()"
     )
     done = subprocess.run(

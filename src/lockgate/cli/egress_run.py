@@ -104,7 +104,7 @@ def run_command(
     inherited = ambient(names)
     declared = {name: inherited[name] for name in passed or () if name in inherited}
     declared |= home | confine.declared_variables(env or ())
-    name = Path(command[0]).name
+    name = os.fsencode(Path(command[0]).name).decode("utf-8", "backslashreplace")[:100]
     who = Identity(user=_login(), agent=agent, run=f"run_{secrets.token_hex(8)}", tool=tool or name)
     with contextlib.ExitStack() as stack:
         if gateway is not None:

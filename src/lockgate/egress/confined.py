@@ -201,9 +201,10 @@ class Confined:
             files.append((_DECOY_FILE, planted[1] + "\n"))
         if authority is not None:
             files.append((confine.CA_FILE, _system_authorities() + authority))
+        env = confine.child_env(command.env, declared, port=command.port, ca=authority is not None)
         return Plan(
-            argv=command.argv,
-            env=confine.child_env(command.env, declared, port=command.port, ca=authority is not None),
+            argv=tuple(os.fsencode(one) for one in command.argv),
+            env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in env.items()),
             port=command.port,
             routed=tuple(self._routed(policy, responder)) if command.routed else (),
             unix=command.unix,
@@ -215,9 +216,9 @@ class Confined:
     @staticmethod
     def _routed(policy: EgressPolicy, responder: Responder) -> list[tuple[str, int]]:
         hosts = [host for name in sorted(policy.names) if isinstance(host := Host.parse(name.encode()), Host)]
-        found: list[tuple[str, int]] = []
-        for host, four, six in responder.give(hosts):
-            found += [(packed.hex(), port) for port in policy.ports(host) for packed in (four, six)]
+        given = responder.give(hosts)
+        found = [(four.hex(), port) for host, four, _ in given for port in policy.ports(host)]
+        found += [(six.hex(), port) for host, _, six in given for port in policy.ports(host)]
         return found[:ROUTED_MOST]
 
     def _ring(self, reason: str) -> None:

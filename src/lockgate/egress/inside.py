@@ -50,8 +50,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be started.
 
     Attributes:
-        argv: the command; looked up in PATH of `env`.
-        env: its whole environment.
+        argv: the command; looked up in PATH of `env`. Bytes, since a file name is any bytes.
+        env: its whole environment, names and values.
         port: where the proxy listens on 127.0.0.1.
         routed: (address in hex, port) that lead to the gateway without a proxy setting.
         unix: whether sockets of the file system may be used.
@@ -60,8 +60,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     """
 
-    argv: tuple[str, ...]
-    env: dict[str, str]
+    argv: tuple[bytes, ...]
+    env: tuple[tuple[bytes, bytes], ...]
     port: int
     routed: tuple[tuple[str, int], ...] = ()
     unix: bool = False
@@ -197,7 +197,7 @@ class First:
             caps.drop_all()
             confined.install()
             step = "exec"
-            os.execvpe(self.plan.argv[0], self.plan.argv, self.plan.env)  # noqa: S606 - the operator's command
+            os.execvpe(self.plan.argv[0], self.plan.argv, dict(self.plan.env))  # noqa: S606 - the operator's command
         except BaseException as error:  # noqa: BLE001 - reported, then the end
             code = error.errno if isinstance(error, OSError) and error.errno else 0
             os.write(failed, json.dumps({"step": step, "errno": code}).encode())

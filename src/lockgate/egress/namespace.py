@@ -227,9 +227,10 @@ def _cannot(step: str, code: int, detail: str) -> CannotIsolate:
     )
 
 
-def _not_executable(name: str, code: int) -> ConfigError:
+def _not_executable(name: bytes, code: int) -> ConfigError:
     error = CommandNotFound if code == errno.ENOENT else CommandNotExecutable
-    return error(f"{name[:200]!r} cannot be started: {os.strerror(code)}", next_step="name a program that is in PATH")
+    shown = name[:200].decode("utf-8", "backslashreplace")
+    return error(f"{shown!r} cannot be started: {os.strerror(code)}", next_step="name a program that is in PATH")
 
 
 class CommandNotFound(ConfigError):
