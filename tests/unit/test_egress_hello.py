@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import ssl
 import struct
@@ -38,7 +37,7 @@ def body(
 ) -> bytes:
     return (
         version
-        + os.urandom(32)
+        + bytes(range(32))  # the same in every worker: it stands in the names of tests
         + vector(session, 1)
         + vector(suites, 2)
         + b"\x01\x00"
