@@ -6,49 +6,23 @@ Rule 2: counts that come from the guest are capped before a loop or a buffer is 
         its memory are checked (`engine_unsafe.Memory`), and a pointer that is not its own gives EFAULT.
 Rule 3: nothing here waits, except a sleep, which ends at the run's deadline.
 
-Layouts (bytes): fdstat 24, filestat 64, prestat 8, dirent 24, iovec 8, subscription 48, event 32, as in the witx.
+Layouts (bytes): subscription 48, event 32, as in the witx. Descriptors are in wasi_files.py, paths in wasi_paths.py.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lockgate.runtimes.wasm import guest_abi
-from lockgate.runtimes.wasm.memfs import Directory, Errno, File, Node, Refused, Sealed, Tree
+from lockgate.runtimes.wasm.memfs import Errno, Refused, Tree
+from lockgate.runtimes.wasm.wasi_files import IO_BYTES, U32, U64
+from lockgate.runtimes.wasm.wasi_paths import Paths
 
-if TYPE_CHECKING:
-    from lockgate.runtimes.wasm.engine_unsafe import Memory
-
-_IOVEC: Final = struct.Struct("<II")
-_FDSTAT: Final = struct.Struct("<BxHxxxxQQ")
-_FILESTAT: Final = struct.Struct("<QQBxxxxxxxQQQQQ")
-_PRESTAT: Final = struct.Struct("<BxxxI")
-_DIRENT: Final = struct.Struct("<QQIBxxx")
 _SUBSCRIPTION: Final = struct.Struct("<QBxxxxxxxIxxxxQQHxxxxxx")
 _EVENT: Final = struct.Struct("<QHBxxxxxQHxxxxxx")
-_U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
-
-_DIRECTORY, _REGULAR, _UNKNOWN = 3, 4, 0
-_APPEND: Final = 1
-_CREATE, _MUST_BE_DIRECTORY, _EXCLUSIVE, _TRUNCATE = 1, 2, 4, 8
-_RIGHT_READ, _RIGHT_WRITE = 1 << 1, 1 << 6
-_ALL_RIGHTS: Final = (1 << 30) - 1
-_READ_RIGHTS: Final = _ALL_RIGHTS & ~(_RIGHT_WRITE | 1 << 8 | 1 << 22)
-_IOVECS: Final = 1024
-_IO_BYTES: Final = 16 << 20  # of one read; the rest comes with the next
 _EVENTS: Final = 64
-_OPEN_FILES: Final = 256
-_ROOT_FD: Final = 3
-_GIVEN: Final = (b"/", b"/run")  # descriptors 3 and 4: the tree, and what of it may be changed
-_FIRST_FD: Final = _ROOT_FD + len(_GIVEN)
-# Beneath a directory that cannot be changed nothing is writable; a wish to write is still told by the other right that
-# comes with it, so that it can be refused.
-_RIGHT_ALLOCATE: Final = 1 << 8
-_BENEATH_READ_ONLY: Final = _ALL_RIGHTS & ~_RIGHT_WRITE
-_SIGNED: Final = 1 << 63
 
 
 class Exit(Exception):
@@ -59,20 +33,7 @@ class Exit(Exception):
         self.code = code
 
 
-class Opened:
-    """What a descriptor stands for."""
-
-    __slots__ = ("flags", "node", "position", "reads", "writes")
-
-    def __init__(self, node: Node, *, reads: bool, writes: bool, flags: int) -> None:
-        self.node = node
-        self.reads = reads
-        self.writes = writes
-        self.flags = flags
-        self.position = 0
-
-
-class Wasi:
+class Wasi(Paths):
     """The world of one guest.
 
     Args:
@@ -83,12 +44,7 @@ class Wasi:
         entropy: n -> n random bytes.
         sleep: waits for so many nanoseconds, or raises when the run is over before.
 
-    Attributes:
-        memory: set once the guest exists.
-
     """
-
-    memory: Memory
 
     def __init__(
         self,
@@ -100,16 +56,11 @@ class Wasi:
         entropy: Callable[[int], bytes],
         sleep: Callable[[int], None],
     ) -> None:
-        self._tree = tree
+        super().__init__(tree, output)
         self._environment = [f"{name}={value}".encode() + b"\0" for name, value in environment.items()]
-        self._output = output
         self._clock = clock
         self._entropy = entropy
         self._sleep = sleep
-        self._open: dict[int, Opened] = {
-            _ROOT_FD + n: Opened(tree.place(name.decode()), reads=True, writes=False, flags=0)
-            for n, name in enumerate(_GIVEN)
-        }
 
     def functions(self) -> dict[str, Callable[..., int]]:
         """Return every function of the contract, guarded: a refusal or a bad pointer becomes an errno."""
@@ -128,34 +79,30 @@ class Wasi:
 
         return {name: guard(getattr(self, name)) for name in guest_abi.FUNCTIONS}
 
-    def open_files(self) -> int:
-        """Return how many descriptors the guest holds beside those that it is given."""
-        return len(self._open) - len(_GIVEN)
-
     # ---- arguments, environment, clock, randomness -----------------------------------------------------------------
     def args_sizes_get(self, count: int, size: int) -> int:
         """One argument: the program's name."""
-        self.memory.pack(_U32, count, 1)
-        self.memory.pack(_U32, size, len(b"python\0"))
+        self.memory.pack(U32, count, 1)
+        self.memory.pack(U32, size, len(b"python\0"))
         return 0
 
     def args_get(self, pointers: int, buffer: int) -> int:
         """The same."""
         self.memory.write(buffer, b"python\0")
-        self.memory.pack(_U32, pointers, buffer)
+        self.memory.pack(U32, pointers, buffer)
         return 0
 
     def environ_sizes_get(self, count: int, size: int) -> int:
         """The run's environment, which is ours."""
-        self.memory.pack(_U32, count, len(self._environment))
-        self.memory.pack(_U32, size, sum(map(len, self._environment)))
+        self.memory.pack(U32, count, len(self._environment))
+        self.memory.pack(U32, size, sum(map(len, self._environment)))
         return 0
 
     def environ_get(self, pointers: int, buffer: int) -> int:
         """The same."""
         for n, one in enumerate(self._environment):
             self.memory.write(buffer, one)
-            self.memory.pack(_U32, pointers + 4 * n, buffer)
+            self.memory.pack(U32, pointers + 4 * n, buffer)
             buffer += len(one)
         return 0
 
@@ -163,21 +110,21 @@ class Wasi:
         """Resolution, ns."""
         if clock > 3:
             return Errno.INVAL
-        self.memory.pack(_U64, result, 1)
+        self.memory.pack(U64, result, 1)
         return 0
 
     def clock_time_get(self, clock: int, _precision: int, result: int) -> int:
         """Time, ns."""
         if clock > 3:
             return Errno.INVAL
-        self.memory.pack(_U64, result, self._clock(clock))
+        self.memory.pack(U64, result, self._clock(clock))
         return 0
 
     def random_get(self, buffer: int, count: int) -> int:
         """Random bytes of the host."""
         window = self.memory.window(buffer, count)
-        for start in range(0, count, _IO_BYTES):
-            part = window[start : start + _IO_BYTES]
+        for start in range(0, count, IO_BYTES):
+            part = window[start : start + IO_BYTES]
             part[:] = self._entropy(len(part))
         return 0
 
@@ -214,346 +161,5 @@ class Wasi:
             ready = [(user, 0)]
         for n, (user, kind) in enumerate(ready):
             self.memory.pack(_EVENT, events + n * _EVENT.size, user, 0, kind, 0, 0)
-        self.memory.pack(_U32, stored, len(ready))
+        self.memory.pack(U32, stored, len(ready))
         return 0
-
-    # ---- descriptors -------------------------------------------------------------------------------------------------
-    def _at(self, fd: int) -> Opened:
-        found = self._open.get(fd)
-        if found is None:
-            raise Refused(Errno.SPIPE if fd < _ROOT_FD else Errno.BADF)
-        return found
-
-    def _directory(self, fd: int) -> Directory:
-        node = self._at(fd).node
-        if not isinstance(node, Directory):
-            raise Refused(Errno.NOTDIR)
-        return node
-
-    def _path(self, pointer: int, length: int) -> bytes:
-        if length > 4096:
-            raise Refused(Errno.NAMETOOLONG)
-        return self.memory.read(pointer, length)
-
-    def _vectors(self, pointer: int, count: int) -> list[tuple[int, int]]:
-        if count > _IOVECS:
-            raise Refused(Errno.INVAL)
-        window = self.memory.window(pointer, count * _IOVEC.size)
-        return list(_IOVEC.iter_unpack(window))
-
-    def fd_prestat_get(self, fd: int, result: int) -> int:
-        """Two directories are given, see `_GIVEN`."""
-        if not 0 <= fd - _ROOT_FD < len(_GIVEN):
-            return Errno.BADF
-        self.memory.pack(_PRESTAT, result, 0, len(_GIVEN[fd - _ROOT_FD]))
-        return 0
-
-    def fd_prestat_dir_name(self, fd: int, buffer: int, length: int) -> int:
-        """Their names."""
-        if not 0 <= fd - _ROOT_FD < len(_GIVEN):
-            return Errno.BADF
-        name = _GIVEN[fd - _ROOT_FD]
-        if length < len(name):
-            return Errno.INVAL
-        self.memory.write(buffer, name)
-        return 0
-
-    def fd_close(self, fd: int) -> int:
-        """close(2)."""
-        if fd < _ROOT_FD:
-            return 0
-        opened = self._open.pop(fd, None)
-        if opened is None:
-            return Errno.BADF
-        opened.node.opened -= 1
-        if isinstance(opened.node, File):
-            opened.node.forget()
-        return 0
-
-    def fd_fdstat_get(self, fd: int, result: int) -> int:
-        """What a descriptor is."""
-        if fd < _ROOT_FD:
-            rights = _RIGHT_READ if fd == 0 else _RIGHT_WRITE
-            self.memory.pack(_FDSTAT, result, _UNKNOWN, 0, rights, 0)
-            return 0
-        opened = self._at(fd)
-        kind = _DIRECTORY if isinstance(opened.node, Directory) else _REGULAR
-        rights = _ALL_RIGHTS if opened.writes or kind == _DIRECTORY else _READ_RIGHTS
-        if not opened.reads:
-            rights &= ~_RIGHT_READ
-        beneath = _ALL_RIGHTS if self._tree.changeable(opened.node) else _BENEATH_READ_ONLY
-        self.memory.pack(_FDSTAT, result, kind, opened.flags, rights, beneath)
-        return 0
-
-    def fd_fdstat_set_flags(self, fd: int, flags: int) -> int:
-        """fcntl(F_SETFL): append or not."""
-        if fd >= _ROOT_FD:
-            self._at(fd).flags = flags & 0x1F
-        return 0
-
-    def _stat(self, result: int, node: Node | None) -> int:
-        if node is None:
-            self.memory.pack(_FILESTAT, result, 0, 0, _UNKNOWN, 1, 0, 0, 0, 0)
-            return 0
-        kind = _DIRECTORY if isinstance(node, Directory) else _REGULAR
-        self.memory.pack(_FILESTAT, result, 1, node.number, kind, max(node.links, 0), node.size, *node.times)
-        return 0
-
-    def fd_filestat_get(self, fd: int, result: int) -> int:
-        """fstat(2)."""
-        if _ROOT_FD <= fd < _FIRST_FD:
-            return Errno.BADF  # given to find names in; to the program they are no open files
-        return self._stat(result, None if fd < _ROOT_FD else self._at(fd).node)
-
-    def fd_filestat_set_size(self, fd: int, size: int) -> int:
-        """ftruncate(2)."""
-        opened = self._at(fd)
-        if not isinstance(opened.node, File) or not opened.writes:
-            return Errno.INVAL
-        opened.node.resize(size)
-        opened.node.times[1] = self._tree.now()
-        return 0
-
-    def _set_times(self, node: Node, access: int, change: int, flags: int) -> int:
-        if isinstance(node, Sealed) or (isinstance(node, Directory) and node.quota is None):
-            return Errno.ROFS
-        for n, (given, value) in enumerate(((flags & 3, access), (flags >> 2 & 3, change))):
-            if given == 3:
-                return Errno.INVAL
-            if given:
-                node.times[n] = value if given == 1 else self._tree.now()
-        return 0
-
-    def fd_filestat_set_times(self, fd: int, access: int, change: int, flags: int) -> int:
-        """futimens(3)."""
-        return self._set_times(self._at(fd).node, access, change, flags)
-
-    def fd_advise(self, fd: int, _offset: int, _length: int, advice: int) -> int:
-        """Advice is heard."""
-        self._at(fd)
-        return 0 if advice < 6 else Errno.INVAL
-
-    def fd_sync(self, fd: int) -> int:
-        """There is nothing behind the memory."""
-        if fd >= _ROOT_FD:
-            self._at(fd)
-        return 0
-
-    fd_datasync = fd_sync
-
-    # ---- reading and writing -----------------------------------------------------------------------------------------
-    def _read(self, opened: Opened, vectors: int, count: int, at: int, result: int) -> int:
-        node = opened.node
-        if not isinstance(node, (File, Sealed)):
-            raise Refused(Errno.ISDIR if isinstance(node, Directory) else Errno.BADF)
-        if not opened.reads:
-            raise Refused(Errno.BADF)
-        total = 0
-        for pointer, length in self._vectors(vectors, count):
-            data = node.read(at + total, min(length, _IO_BYTES))
-            self.memory.write(pointer, data)
-            total += len(data)
-            if len(data) < length:
-                break
-        self.memory.pack(_U32, result, total)
-        return total
-
-    def fd_read(self, fd: int, vectors: int, count: int, result: int) -> int:
-        """readv(2); standard input is at its end."""
-        if fd == 0:
-            self.memory.pack(_U32, result, 0)
-            return 0
-        opened = self._at(fd)
-        opened.position += self._read(opened, vectors, count, opened.position, result)
-        return 0
-
-    def fd_pread(self, fd: int, vectors: int, count: int, offset: int, result: int) -> int:
-        """preadv(2)."""
-        if offset & _SIGNED:
-            return Errno.INVAL
-        self._read(self._at(fd), vectors, count, offset, result)
-        return 0
-
-    def _write(self, opened: Opened, vectors: int, count: int, at: int, result: int) -> int:
-        node = opened.node
-        if not opened.writes or not isinstance(node, File):
-            raise Refused(Errno.BADF)
-        total = 0
-        for pointer, length in self._vectors(vectors, count):
-            if not length:
-                continue
-            try:
-                wrote = node.write(at + total, self.memory.window(pointer, length))
-            except Refused:
-                if total == 0:
-                    raise
-                break
-            total += wrote
-            if wrote < length:
-                break
-        node.times[1] = self._tree.now()
-        self.memory.pack(_U32, result, total)
-        return total
-
-    def fd_write(self, fd: int, vectors: int, count: int, result: int) -> int:
-        """writev(2)."""
-        if fd < _ROOT_FD:
-            if fd == 0:
-                return Errno.BADF
-            data = b"".join([self.memory.read(*one) for one in self._bounded(vectors, count)])
-            self._output(fd, data)
-            self.memory.pack(_U32, result, len(data))
-            return 0
-        opened = self._at(fd)
-        at = opened.node.size if opened.flags & _APPEND else opened.position
-        opened.position = at + self._write(opened, vectors, count, at, result)
-        return 0
-
-    def _bounded(self, vectors: int, count: int) -> list[tuple[int, int]]:
-        """At most as much as one write may carry: the same bytes may be named a thousand times."""
-        room, kept = _IO_BYTES, list[tuple[int, int]]()
-        for pointer, length in self._vectors(vectors, count):
-            kept.append((pointer, min(length, room)))
-            room -= min(length, room)
-        return kept
-
-    def fd_pwrite(self, fd: int, vectors: int, count: int, offset: int, result: int) -> int:
-        """pwritev(2)."""
-        if offset & _SIGNED:
-            return Errno.INVAL
-        self._write(self._at(fd), vectors, count, offset, result)
-        return 0
-
-    def fd_seek(self, fd: int, offset: int, whence: int, result: int) -> int:
-        """lseek(2)."""
-        opened = self._at(fd)
-        if isinstance(opened.node, Directory):
-            return Errno.BADF
-        signed = offset - (1 << 64) if offset & _SIGNED else offset
-        start = {0: 0, 1: opened.position, 2: opened.node.size}.get(whence)
-        if start is None or not 0 <= start + signed < _SIGNED:
-            return Errno.INVAL
-        opened.position = start + signed
-        self.memory.pack(_U64, result, opened.position)
-        return 0
-
-    def fd_tell(self, fd: int, result: int) -> int:
-        """lseek(fd, 0, SEEK_CUR)."""
-        self.memory.pack(_U64, result, self._at(fd).position)
-        return 0
-
-    def fd_readdir(self, fd: int, buffer: int, length: int, cookie: int, result: int) -> int:
-        """Names from number `cookie` on, as many as fit; the last may be cut."""
-        directory = self._directory(fd)
-        self.memory.check(buffer, length)
-        names = [(b".", directory), (b"..", directory.parent), *directory.entries.items()]
-        used = 0
-        for n in range(min(cookie, len(names)), len(names)):
-            if used >= length:
-                break
-            name, node = names[n]
-            kind = _DIRECTORY if isinstance(node, Directory) else _REGULAR
-            entry = (_DIRENT.pack(n + 1, node.number, len(name), kind) + name)[: length - used]
-            self.memory.write(buffer + used, entry)
-            used += len(entry)
-        self.memory.pack(_U32, result, used)
-        return 0
-
-    # ---- paths -------------------------------------------------------------------------------------------------------
-    def path_open(
-        self,
-        fd: int,
-        _follow: int,
-        pointer: int,
-        length: int,
-        how: int,
-        rights: int,
-        _more: int,
-        flags: int,
-        result: int,
-    ) -> int:
-        """openat(2)."""
-        start, path = self._directory(fd), self._path(pointer, length)
-        self.memory.check(result, 4)
-        if len(self._open) >= _OPEN_FILES:
-            return Errno.MFILE
-        reads, writes = bool(rights & _RIGHT_READ), bool(rights & (_RIGHT_WRITE | _RIGHT_ALLOCATE))
-        try:
-            node = self._tree.find(start, path)
-        except Refused as refused:
-            if refused.errno != Errno.NOENT or not how & _CREATE:
-                raise
-            where, name = self._tree.slot(start, path)
-            if how & _MUST_BE_DIRECTORY:
-                return Errno.INVAL
-            node = self._tree.make_file(where, name)
-        else:
-            if how & _CREATE and how & _EXCLUSIVE:
-                return Errno.EXIST
-            if isinstance(node, Directory):
-                if writes or how & _TRUNCATE or (how & _CREATE and not how & _MUST_BE_DIRECTORY):
-                    return Errno.ISDIR
-            elif how & _MUST_BE_DIRECTORY:
-                return Errno.NOTDIR
-            elif isinstance(node, Sealed) and (writes or how & _TRUNCATE):
-                return Errno.ROFS
-            elif isinstance(node, File) and how & _TRUNCATE:
-                node.resize(0)
-        number = next(n for n in range(_FIRST_FD, _FIRST_FD + _OPEN_FILES) if n not in self._open)
-        self._open[number] = Opened(node, reads=reads, writes=writes, flags=flags & 0x1F)
-        node.opened += 1
-        self.memory.pack(_U32, result, number)
-        return 0
-
-    def path_filestat_get(self, fd: int, _follow: int, pointer: int, length: int, result: int) -> int:
-        """fstatat(2)."""
-        return self._stat(result, self._tree.find(self._directory(fd), self._path(pointer, length)))
-
-    def path_filestat_set_times(
-        self, fd: int, _follow: int, pointer: int, length: int, access: int, change: int, flags: int
-    ) -> int:
-        """utimensat(2)."""
-        node = self._tree.find(self._directory(fd), self._path(pointer, length))
-        return self._set_times(node, access, change, flags)
-
-    def path_create_directory(self, fd: int, pointer: int, length: int) -> int:
-        """mkdirat(2)."""
-        self._tree.make_directory(self._directory(fd), self._path(pointer, length))
-        return 0
-
-    def path_remove_directory(self, fd: int, pointer: int, length: int) -> int:
-        """rmdir(2)."""
-        self._tree.remove_directory(self._directory(fd), self._path(pointer, length))
-        return 0
-
-    def path_unlink_file(self, fd: int, pointer: int, length: int) -> int:
-        """unlink(2)."""
-        self._tree.unlink(self._directory(fd), self._path(pointer, length))
-        return 0
-
-    def path_rename(self, fd: int, old: int, old_length: int, fd_new: int, new: int, new_length: int) -> int:
-        """renameat(2)."""
-        self._tree.rename(
-            self._directory(fd), self._path(old, old_length), self._directory(fd_new), self._path(new, new_length)
-        )
-        return 0
-
-    def path_readlink(self, fd: int, pointer: int, length: int, _buffer: int, _size: int, _result: int) -> int:
-        """No name is a link."""
-        self._tree.find(self._directory(fd), self._path(pointer, length))
-        return Errno.INVAL
-
-    def path_link(self, *_: int) -> int:
-        """There are no hard links."""
-        return Errno.NOTSUP
-
-    def path_symlink(self, *_: int) -> int:
-        """There are no symbolic links."""
-        return Errno.NOTSUP
-
-    # ---- sockets: none -----------------------------------------------------------------------------------------------
-    def sock_accept(self, *_: int) -> int:
-        """No descriptor is a socket, and nothing makes one."""
-        return Errno.NOTSOCK
-
-    sock_recv = sock_send = sock_shutdown = sock_accept
