@@ -22,7 +22,7 @@ from lockgate.audit.rows import StoredRow
 DRIVER = Path(__file__).parent / "egress_driver.py"
 ALLOWED = ("api.allowed.example:443", "plain.allowed.example:80", "git.allowed.example:443", "pip.allowed.example:443",
            "npm.allowed.example:443", "*.wild.example:443")  # fmt: skip
-SECONDS = 100
+SECONDS = 250
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from egress_fixtures import ALLOWED, ENV, Confined, drive
 from egress_world import World
 
@@ -140,6 +142,7 @@ class Done:
         self.run.remove()
 
 
+@pytest.mark.timeout(300)
 def test_allowed_destinations_are_reached(egress_world: World) -> None:
     """Sixteen clients in one run, half of them without a proxy setting, and not one denial among their rows."""
     done = Done(egress_world)

@@ -190,6 +190,7 @@ TOOL_ROWS = {
 }
 
 
+@pytest.mark.timeout(300)
 def test_no_client_reaches_anybody(egress_world: World) -> None:
     """E1, E3, E4 (EG-180 to EG-206): some forty attempts of real clients in one run, and what was seen of them.
 
