@@ -91,6 +91,7 @@ class State:
     def __init__(self, path: Path, *, queue: int) -> None:
         self._queue = queue
         self._lock = threading.RLock()
+        self._waiting: dict[str, int] = {}  # within one transaction: counting is linear in what waits
         self._guard = _claim(path)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
@@ -113,6 +114,7 @@ class State:
     def transaction(self) -> Generator[None]:
         """Hold one transaction; what is done in it is kept whole or not at all."""
         with self._lock:
+            self._waiting.clear()
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -151,7 +153,10 @@ class State:
         """Put an alert before a sink; in a transaction. When there is no room, the oldest ordinary one goes."""
         db = self._db
         db.execute("INSERT OR IGNORE INTO sinks (name) VALUES (?)", (sink,))
-        (waiting,) = db.execute("SELECT count(*) FROM spool WHERE sink = ?", (sink,)).fetchone()
+        waiting = self._waiting.get(sink)
+        if waiting is None:
+            (waiting,) = db.execute("SELECT count(*) FROM spool WHERE sink = ?", (sink,)).fetchone()
+        self._waiting[sink] = waiting
         if waiting >= self._queue:
             gone = db.execute(
                 "SELECT id, critical, body FROM spool WHERE sink = ? ORDER BY critical, id LIMIT 1", (sink,)
@@ -160,9 +165,11 @@ class State:
             if gone[1] and not alert.critical:
                 return
             db.execute("DELETE FROM spool WHERE id = ?", (gone[0],))
+            self._waiting[sink] -= 1
             if gone[1]:
                 alert = _overflow(_alert.decode(gone[2]), alert)
         db.execute("INSERT INTO spool (sink, critical, body) VALUES (?, ?, ?)", (sink, alert.critical, _encode(alert)))
+        self._waiting[sink] += 1
 
     # ---- the sinks' side -------------------------------------------------------------------------------------
     def next(self, sink: str, now: float) -> Waiting | None:
