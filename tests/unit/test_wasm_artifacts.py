@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from lockgate.contract.errors import CannotIsolate, EnvBuildFailed, UnknownEnv
-from lockgate.runtimes.wasm import artifacts, build, image_recipe
+from lockgate.runtimes.wasm import artifacts, build, image_recipe, steps
 from lockgate.runtimes.wasm.artifacts import GUEST, Manifest
 
 
@@ -225,9 +225,9 @@ def test_too_little_memory_is_said_before_it_is_taken(tmp_path: Path, monkeypatc
     module = root / artifacts.guest_name() / "python.wasm"
     monkeypatch.setattr(artifacts, "GUEST", msgspec.structs.replace(GUEST, module_sha256=artifacts.sha256(module)))
     monkeypatch.setattr(build, "GUEST", artifacts.GUEST)
-    monkeypatch.setattr(build, "available_memory", lambda: 1 << 30)
+    monkeypatch.setattr(steps, "available_memory", lambda: 1 << 30)
     started: list[object] = []
-    monkeypatch.setattr(build.subprocess, "Popen", lambda *a, **k: started.append(a))
+    monkeypatch.setattr(steps.subprocess, "Popen", lambda *a, **k: started.append(a))
     with pytest.raises(EnvBuildFailed, match="3072 MiB of memory, and 1024 are free"):
         build.build(("stdlib",), store=root)
     assert started == []
@@ -239,13 +239,13 @@ def test_the_memory_that_a_control_group_leaves_counts(tmp_path: Path) -> None:
     (cgroup / "a" / "b").mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
     (proc / "self" / "cgroup").write_text("0::/a/b\n")
-    assert build.available_memory(proc, cgroup) == 8_000_000 * 1024
+    assert steps.available_memory(proc, cgroup) == 8_000_000 * 1024
     (cgroup / "a" / "memory.max").write_text("1000\n")
     (cgroup / "a" / "memory.current").write_text("400\n")
     (cgroup / "a" / "b" / "memory.max").write_text("max\n")
     (cgroup / "a" / "b" / "memory.current").write_text("300\n")
-    assert build.available_memory(proc, cgroup) == 600
-    assert build.available_memory(tmp_path / "nothing", cgroup) is None
+    assert steps.available_memory(proc, cgroup) == 600
+    assert steps.available_memory(tmp_path / "nothing", cgroup) is None
 
 
 @pytest.mark.parametrize(
@@ -254,10 +254,10 @@ def test_the_memory_that_a_control_group_leaves_counts(tmp_path: Path) -> None:
 )
 def test_a_step_that_dies_says_why(monkeypatch: pytest.MonkeyPatch, code: str, says: str) -> None:
     """A real process, killed as the kernel kills for memory, or failing with words."""
-    plain = build.subprocess.Popen
-    monkeypatch.setattr(build.subprocess, "Popen", lambda command, **k: plain([sys.executable, "-c", code], **k))
+    plain = steps.subprocess.Popen
+    monkeypatch.setattr(steps.subprocess, "Popen", lambda command, **k: plain([sys.executable, "-c", code], **k))
     with pytest.raises(EnvBuildFailed, match=says):
-        build._step("compiling", [], 60.0, 1, lambda _text: None)
+        steps.step("compiling", [], 60.0, 1, lambda _text: None)
 
 
 def test_what_is_old_is_listed_and_pruned(tmp_path: Path) -> None:

@@ -12,13 +12,12 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +25,9 @@ import msgspec
 
 from lockgate.contract.bounds import MiB
 from lockgate.contract.errors import CannotIsolate, EnvBuildFailed
-from lockgate.runtimes.wasm import artifacts, guest_abi, image_recipe
+from lockgate.runtimes.wasm import artifacts, guest_abi, image_recipe, steps
 from lockgate.runtimes.wasm.artifacts import GUEST, Artifacts, GuestBuild, Manifest
-
-Progress = Callable[[str], object]
+from lockgate.runtimes.wasm.steps import Progress
 
 COMPILE_BYTES: Final = 3 * 1024 * MiB  # seen: 2.3 GiB
 IMAGE_BYTES: Final = 512 * MiB
@@ -37,7 +35,6 @@ DISK_BYTES: Final = 1024 * MiB
 _FETCH_SECONDS: Final = 900.0
 _COMPILE_SECONDS: Final = 3600.0
 _IMAGE_SECONDS: Final = 300.0
-_TICK: Final = 1.0
 _CHUNK: Final = 1 << 20
 
 
@@ -304,7 +301,7 @@ def _compile(root: Path, guest: Path, place: Path, version: str, progress: Progr
                 f"{module} is not the guest any more: it was altered or is damaged",
                 next_step=f"remove {guest} and build again",
             )
-        seconds = _step(
+        seconds = steps.step(
             "compiling the guest", ["compile", str(module), str(out)], _COMPILE_SECONDS, COMPILE_BYTES, progress
         )
         files = {"python.cwasm": artifacts.sha256(out)}
@@ -323,7 +320,7 @@ def make_image(root: Path, guest: Path, code: Path, place: Path, *, name: str, p
         made.mkdir(mode=0o700)
         out = made / "memory.image"
         arguments = ["image", name, str(code / "python.cwasm"), str(guest / "stdlib.zip"), str(out)]
-        seconds = _step(f"making the memory image {name!r}", arguments, _IMAGE_SECONDS, IMAGE_BYTES, progress)
+        seconds = steps.step(f"making the memory image {name!r}", arguments, _IMAGE_SECONDS, IMAGE_BYTES, progress)
         manifest = Manifest(
             kind="image", files={"memory.image": artifacts.sha256(out)}, guest=GUEST.module_sha256,
             recipe=image_recipe.digest(name, GUEST.module_sha256, GUEST.stdlib_sha256),
@@ -331,76 +328,3 @@ def make_image(root: Path, guest: Path, code: Path, place: Path, *, name: str, p
         )  # fmt: skip
         _publish(made, place, manifest)
     return manifest
-
-
-def _step(what: str, arguments: list[str], limit: float, memory: int, progress: Progress) -> float:
-    """Run one step of the workshop in a process of its own; returns its seconds."""
-    _memory_for(what, memory)
-    begun = time.monotonic()
-    command = [sys.executable, "-I", "-m", "lockgate.runtimes.wasm.workshop", *arguments]
-    with tempfile.TemporaryFile() as words:
-        worker = subprocess.Popen(command, env={}, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
-        try:
-            while True:
-                elapsed = time.monotonic() - begun
-                progress(f"{what} ({elapsed:.0f} s)")
-                try:
-                    code = worker.wait(_TICK)
-                    break
-                except subprocess.TimeoutExpired:
-                    if elapsed > limit:
-                        raise EnvBuildFailed(
-                            f"{what} did not end within {limit:g} s",
-                            next_step="look for what keeps this machine busy; then build again",
-                        ) from None
-        finally:
-            if worker.poll() is None:
-                worker.kill()
-                worker.wait()
-        if code:
-            words.seek(0)
-            raise _failed(what, code, words.read(1 << 16).decode("utf-8", "replace"), memory)
-    return time.monotonic() - begun
-
-
-def _failed(what: str, code: int, words: str, memory: int) -> EnvBuildFailed:
-    if code in {-signal.SIGKILL, -signal.SIGABRT} or "MemoryError" in words:
-        return EnvBuildFailed(
-            f"{what} was ended, most likely for want of memory",
-            next_step=f"give it {memory // MiB} MiB (a larger machine, a wider cgroup), then build again",
-        )
-    return EnvBuildFailed(
-        f"{what} failed: {words.strip()[-1000:] or code}", next_step="mend what it names, or report these words"
-    )
-
-
-def _memory_for(what: str, need: int) -> None:
-    free = available_memory()
-    if free is not None and free < need:
-        raise EnvBuildFailed(
-            f"{what} takes up to {need // MiB} MiB of memory, and {free // MiB} are free here",
-            next_step="end other programs, widen this control group, or build on a larger machine of the same kind",
-        )
-
-
-def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes that a new process could take: the system's, and those that this control group leaves."""
-    found = [int(line.split()[1]) * 1024 for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
-    for line in _lines(proc / "self" / "cgroup"):
-        number, _, path = line.partition("::")
-        if number != "0":
-            continue
-        here = cgroup / path.strip().lstrip("/")
-        while here.is_relative_to(cgroup):
-            limit, used = _lines(here / "memory.max"), _lines(here / "memory.current")
-            if limit and used and limit[0].strip() != "max":
-                found.append(int(limit[0]) - int(used[0]))
-            here = here.parent
-    return min(found) if found else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("ascii", "replace").splitlines()
-    except OSError:
-        return []
