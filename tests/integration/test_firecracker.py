@@ -11,6 +11,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from lockgate.runtimes.microvm.firecracker.machine import Clone, Frozen, Recipe,
 VSK = Path(__file__).parents[2] / "guest" / "microvm" / "vsk" / "build.sh"
 MiB = 1024 * 1024
 SECONDS = 60.0
+ECHO_PORT, COUNT_PORT = 54, 55  # vsk.c
 
 
 def _kvm() -> bool:
@@ -89,17 +91,22 @@ def clone(lab: Lab) -> Iterator[Callable[[], Clone]]:
 
 
 def ask(one: Clone) -> tuple[bytes, bytes]:
-    """Resume, and return (the letter of its call port, the echo of its control port)."""
-    control, call = one.resume(SECONDS)
-    with control, call:
-        control.settimeout(SECONDS)
-        call.settimeout(SECONDS)
-        letter = call.recv(1)
-        control.sendall(b"ping")
+    """Resume, and return (the letter of its counting port, what its echo says)."""
+    for stream in one.resume(SECONDS):
+        stream.close()
+    with stream_to(one, ECHO_PORT) as echo, stream_to(one, COUNT_PORT) as count:
+        letter = count.recv(1)
+        echo.sendall(b"ping")
         said = b""
         while len(said) < 5:
-            said += control.recv(16)
+            said += echo.recv(16)
     return letter, said
+
+
+def stream_to(one: Clone, port: int) -> socket.socket:
+    stream = vsock(one.jail.path("v.sock"), port, one.jail.pidfd, time.monotonic() + SECONDS)
+    stream.settimeout(SECONDS)
+    return stream
 
 
 def status(pid: int, task: int | None = None) -> dict[str, str]:
@@ -227,7 +234,7 @@ def test_files_that_others_may_change_are_not_linked(lab: Lab) -> None:
     loose = lab.top / "loose"
     loose.write_bytes(b"x")
     loose.chmod(0o666)
-    one = Jail(lab.base, "loose", 1)
+    one = Jail(lab.base, "loose", UID_BASE)
     with pytest.raises(HostFault, match="0444"):
         one.prepare({"s": loose})
     one.destroy()

@@ -15,7 +15,7 @@ import pytest
 
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.runtimes.microvm.firecracker import api, binary
-from lockgate.runtimes.microvm.firecracker.jail import Jail, Limits
+from lockgate.runtimes.microvm.firecracker.jail import UID_BASE, Jail, Limits
 from lockgate.runtimes.microvm.firecracker.machine import Uids
 
 Serve = Callable[[bytes], str]
@@ -170,7 +170,7 @@ def test_a_fetched_file_with_another_digest_is_not_stored(tmp_path: Path) -> Non
 def test_no_command_line_widens_what_the_vmm_has(tmp_path: Path) -> None:
     """No --no-seccomp, no network namespace of the host's, no daemon, and always limits."""
     pair = binary.Binaries("/b/firecracker", "/b/jailer", "1.13.1", "test")
-    argv = Jail(tmp_path, "m1", 7).argv(pair, Limits(memory=1 << 28))
+    argv = Jail(tmp_path, "m1", 0x20000007).argv(pair, Limits(memory=1 << 28))
     line = " ".join(argv)
     assert "--no-seccomp" not in line
     assert "--daemonize" not in line
@@ -178,7 +178,10 @@ def test_no_command_line_widens_what_the_vmm_has(tmp_path: Path) -> None:
     assert "pids.max=16" in line
     assert str(1 << 28) in line
     assert "fsize=1048576" in line
-    assert "fsize" not in " ".join(Jail(tmp_path, "m1", 7).argv(pair, Limits(memory=1, fsize=False)))
+    bare = " ".join(Jail(tmp_path, "m1", 0x20000007).argv(pair, None))
+    assert "cgroup" not in bare
+    assert "fsize=1048576" in bare
+    assert "fsize" not in " ".join(Jail(tmp_path, "m1", 0x20000007).argv(pair, Limits(memory=1, fsize=False)))
 
 
 def test_a_uid_is_not_given_out_while_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +193,8 @@ def test_a_uid_is_not_given_out_while_it_is_in_use(monkeypatch: pytest.MonkeyPat
     assert len(taken) == 3
     with pytest.raises(HostFault, match="in use"):
         uids.take()
-    uids.give_back(1)
-    assert uids.take() == 1
+    uids.give_back(UID_BASE + 1)
+    assert uids.take() == UID_BASE + 1
 
 
 def test_without_root_it_is_a_typed_refusal(tmp_path: Path) -> None:

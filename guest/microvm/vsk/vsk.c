@@ -1,11 +1,14 @@
 /* The smallest guest that can be asked something: a vsock echo without interrupts, floating point or memory of its own.
  *
  * It stands in for a real guest where the host's KVM boots no stock kernel: everything of the host side (API, jailer,
- * snapshot, restore, vsock, kill) can be tested with it. It answers each payload with 'E' and the payload.
+ * snapshot, restore, vsock, lease, kill) can be tested with it, up to a run of a Gate.
  *
- * Port 52 greets its first connection with a line and closes it, as the agent does before a snapshot; later ones it
- * echoes. Port 53 first sends one letter that counts up in memory: after a restore it goes on where the snapshot was
- * taken, so a test can tell a restored guest from one that was booted again.
+ * Port 52 greets its first connection with a line and closes it, as the agent does before a snapshot. On the next it
+ * plays the agent: it takes the lease and the code, runs nothing, makes one call of the broker on port 53 and gives
+ * back the first bytes of the lease's entropy as the value.
+ * Port 54 answers each payload with 'E' and the payload. Port 55 does too, and first sends one letter that counts up in
+ * memory: after a restore it goes on where the snapshot was taken, so that a test can tell a restored guest from one
+ * that was booted again.
  *
  * Sources: virtio 1.2, 4.2 (MMIO), 2.7 (split queues), 5.10 (socket device).
  */
@@ -17,7 +20,9 @@ typedef unsigned long long u64;
 enum { QUEUE = 16, BUFFERS = 8, PAYLOAD = 4096, MOST = 4000, HEADER = 44 };
 enum { NEXT = 1, WRITE = 2 };
 enum { REQUEST = 1, RESPONSE = 2, RST = 3, SHUTDOWN = 4, RW = 5, CREDIT_UPDATE = 6, CREDIT_REQUEST = 7 };
-enum { MAGIC = 0x74726976, SOCKET_DEVICE = 19, HOST = 2, ECHO_PORT = 52, COUNT_PORT = 53, CONNECTIONS = 8 };
+enum { MAGIC = 0x74726976, SOCKET_DEVICE = 19, HOST = 2, CONNECTIONS = 8 };
+enum { CONTROL_PORT = 52, CALL_PORT = 53, ECHO_PORT = 54, COUNT_PORT = 55 };
+enum { LEASE = 80, ENTROPY_AT = 16, BOUNDS_AT = 12, CODE = 12, SOURCE_AT = 4 };
 
 struct desc { u64 addr; u32 len; u16 flags, next; };
 struct avail { u16 flags, idx, ring[QUEUE]; };
@@ -45,6 +50,9 @@ static volatile u8 *device;
 static u64 own_cid;
 static u16 in_flight, next_tx;
 static u8 letter, greeted;
+static struct connection *control, *call;
+static u8 said[1 << 16], entropy[4];
+static u32 have, stage;
 
 static void say(const char *text)
 {
@@ -159,6 +167,80 @@ static struct connection *lookup(u32 host_port, u32 own_port)
     return 0;
 }
 
+static u32 be32(const u8 *at) { return (u32)at[0] << 24 | (u32)at[1] << 16 | (u32)at[2] << 8 | at[3]; }
+
+static u32 text(u8 *to, const char *from)
+{
+    u32 len = 0;
+    for (; from[len]; len++)
+        to[len] = from[len];
+    return len;
+}
+
+static void sized(u8 *to, u32 len)
+{
+    for (u32 i = 0; i < 4; i++)
+        to[i] = len >> (24 - 8 * i);
+}
+
+/* One frame of the worker: 'c', the length, the bytes. */
+static void worker(u8 *frame, u32 len)
+{
+    frame[0] = 'c';
+    sized(frame + 1, len);
+    send(control, RW, frame, len + 5);
+}
+
+static void result(void)
+{
+    static u8 frame[256];
+    u8 *json = frame + 9;
+    u32 len = text(json, "{\"value\":\"");
+    for (u32 i = 0; i < 8; i++)
+        json[len++] = "0123456789abcdef"[entropy[i / 2] >> (i % 2 ? 0 : 4) & 15];
+    len += text(json + len, "\",\"text\":\"\",\"error\":null,\"exit_code\":0,\"truncated\":{}}");
+    sized(frame + 5, len);
+    worker(frame, len + 4);
+    stage = 4;
+}
+
+static void take(u32 len)
+{
+    have -= len;
+    for (u32 i = 0; i < have; i++)
+        said[i] = said[i + len];
+}
+
+/* What the host says on the control port: the lease and its bounds, the header and the source, then one byte to go. */
+static void agent(const u8 *data, u32 len)
+{
+    static u8 ready[64], request[128];
+    if (have + len > sizeof said)
+        stop();
+    copy(said + have, data, len);
+    have += len;
+    if (stage == 0 && have >= LEASE && have >= LEASE + be32(said + BOUNDS_AT)) {
+        copy(entropy, said + ENTROPY_AT, sizeof entropy);
+        take(LEASE + be32(said + BOUNDS_AT));
+        worker(ready, text(ready + 5, "R{\"memory\":\"machine\"}\n"));
+        stage = 1;
+    }
+    if (stage == 1 && have >= CODE && have >= CODE + be32(said + SOURCE_AT)) {
+        take(CODE + be32(said + SOURCE_AT));
+        stage = 2;
+    }
+    if (stage == 2 && have >= 1) {
+        stage = 3;
+        if (!call) {
+            result();
+            return;
+        }
+        u32 size = text(request + 4, "{\"id\":1,\"op\":\"echo\",\"args\":{\"text\":\"from the guest\"}}");
+        sized(request, size);
+        send(call, RW, request, size + 4);
+    }
+}
+
 static void receive(const struct header *h, const u8 *data)
 {
     struct connection stranger = {h->src_port, h->dst_port, 0};
@@ -166,16 +248,20 @@ static void receive(const struct header *h, const u8 *data)
     static u8 answer[PAYLOAD];
     if (h->op == REQUEST) {
         c = lookup(0, 0);
-        if (!c || (h->dst_port != ECHO_PORT && h->dst_port != COUNT_PORT)) {
+        if (!c || h->dst_port < CONTROL_PORT || h->dst_port > COUNT_PORT) {
             send(&stranger, RST, 0, 0);
             return;
         }
         *c = stranger;
         send(c, RESPONSE, 0, 0);
-        if (c->own_port == ECHO_PORT && !greeted) {
+        if (c->own_port == CONTROL_PORT && !greeted) {
             greeted = 1;
             send(c, RW, (const u8 *)"R{}\n", 4);
             send(c, SHUTDOWN, 0, 0);
+        } else if (c->own_port == CONTROL_PORT) {
+            control = c;
+        } else if (c->own_port == CALL_PORT) {
+            call = c;
         }
         if (c->own_port == COUNT_PORT) {
             answer[0] = 'A' + letter++ % 26;
@@ -187,6 +273,15 @@ static void receive(const struct header *h, const u8 *data)
     } else if (h->op == RW) {
         u32 len = h->len < MOST ? h->len : MOST;
         c->fwd += h->len;
+        if (c == control) {
+            agent(data, h->len);
+            return;
+        }
+        if (c == call) {
+            if (stage == 3)
+                result();
+            return;
+        }
         answer[0] = 'E';
         copy(answer + 1, data, len);
         send(c, RW, answer, len + 1);
@@ -195,6 +290,8 @@ static void receive(const struct header *h, const u8 *data)
     } else if (h->op == SHUTDOWN || h->op == RST) {
         if (h->op == SHUTDOWN)
             send(c, RST, 0, 0);
+        control = control == c ? 0 : control;
+        call = call == c ? 0 : call;
         *c = (struct connection){0, 0, 0};
     }
 }

@@ -118,7 +118,7 @@ class Jail:
 
     Args:
         base: the `yard` of this process, on the file system that holds the snapshots.
-        ident: name of the machine, letters, digits and hyphens. number: of its uid, below `UIDS`.
+        ident: name of the machine, letters, digits and hyphens. uid: of the VMM, and its gid.
 
     Attributes:
         pidfd: of the minder; readable when every process in the cage is gone. -1 before `start`.
@@ -128,7 +128,7 @@ class Jail:
 
     base: Path
     ident: str
-    number: int
+    uid: int
     pidfd: int = -1
     words: int = -1
     minder: int = 0
@@ -152,7 +152,7 @@ class Jail:
         """
         self.root.mkdir(parents=True, mode=0o755)
         self.root.chmod(0o700)
-        os.chown(self.root, UID_BASE + self.number, UID_BASE + self.number)
+        os.chown(self.root, self.uid, self.uid)
         for name, path in files.items():
             status = path.stat()
             if status.st_uid != 0 or status.st_mode & 0o222:
@@ -172,10 +172,7 @@ class Jail:
             CannotIsolate: this process is not root. HostFault: the kernel gives no process.
 
         """
-        if os.geteuid() != 0:
-            raise CannotIsolate(
-                "Firecracker's jailer needs root", next_step="run the supervisor as root, or use the qemu VMM"
-            )
+        need_root()
         argv = self.argv(binaries, limits, more)
         self.words, words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -187,26 +184,34 @@ class Jail:
         finally:
             os.close(words)
 
-    def argv(self, binaries: Binaries, limits: Limits, more: tuple[str, ...] = ()) -> list[str]:
-        """Return the jailer's command line; no option of it widens what the VMM has by itself."""
-        uid = str(UID_BASE + self.number)
+    def argv(self, binaries: Binaries, limits: Limits | None, more: tuple[str, ...] = ()) -> list[str]:
+        """Return the jailer's command line; no option of it widens what the VMM has by itself.
+
+        Without `limits` the VMM stays in the control groups that it is started in, and these must bound it.
+        """
+        uid = str(self.uid)
+        out = [
+            binaries.jailer, "--id", self.ident, "--exec-file", binaries.firecracker, "--uid", uid, "--gid", uid,
+            "--chroot-base-dir", str(self.base),
+        ]  # fmt: skip
+        if limits is not None:
+            out += self._groups_of(limits)
+        out += ["--resource-limit", "no-file=256"]
+        if limits is None or limits.fsize:
+            out += ["--resource-limit", f"fsize={_FSIZE}"]
+        return [*out, "--", "--api-sock", "/api.sock", *more]
+
+    def _groups_of(self, limits: Limits) -> list[str]:
         unified = (_CGROUPS / "cgroup.controllers").exists()
         caps = (
             {"memory.max": limits.memory, "memory.swap.max": 0, "pids.max": limits.tasks}
             if unified
             else {"memory.limit_in_bytes": limits.memory, "pids.max": limits.tasks}
         )
-        out = [
-            binaries.jailer, "--id", self.ident, "--exec-file", binaries.firecracker, "--uid", uid, "--gid", uid,
-            "--chroot-base-dir", str(self.base), "--cgroup-version", "2" if unified else "1",
-            "--parent-cgroup", f"{GROUP}/{self.base.name}",
-        ]  # fmt: skip
+        out = ["--cgroup-version", "2" if unified else "1", "--parent-cgroup", f"{GROUP}/{self.base.name}"]
         for name, value in caps.items():
             out += ["--cgroup", f"{name}={value}"]
-        out += ["--resource-limit", "no-file=256"]
-        if limits.fsize:
-            out += ["--resource-limit", f"fsize={_FSIZE}"]
-        return [*out, "--", "--api-sock", "/api.sock", *more]
+        return out
 
     def vmm(self) -> int:
         """Return the pid of the VMM itself in our pid namespace, 0 when there is none (any more)."""
@@ -276,19 +281,38 @@ def _remove(group: Path, deadline: float) -> None:
             return
 
 
+def need_root() -> None:
+    """Raise CannotIsolate where the jailer could not do its work."""
+    if os.geteuid() != 0:
+        raise CannotIsolate(
+            "Firecracker's jailer needs root", next_step="run the supervisor as root, or use the qemu VMM"
+        )
+
+
+def execute(argv: list[str], words: int) -> int:
+    """Start the jailer as a child of this process; what it writes goes to `words`, and it has no other descriptor."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        fcntl.fcntl(words, fcntl.F_SETFD, 0)
+        null = os.open("/dev/null", os.O_RDONLY)
+        for target, source in enumerate((null, words, words)):
+            os.dup2(source, target)
+        process.close_from(3)
+        os.execve(argv[0], argv, {})  # noqa: S606 - no shell is wanted
+    finally:
+        os._exit(_FAILED)
+
+
 def _mind(argv: list[str], words: int) -> NoReturn:
     """Be the first process of the namespace: run the jailer, reap, and end as it ended."""
     try:
         process.die_with_parent()
-        fcntl.fcntl(words, fcntl.F_SETFD, 0)
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(words, 1)
-        os.dup2(words, 2)
-        process.close_from(3)
-        pid = os.fork()
-        if pid == 0:
-            os.execve(argv[0], argv, {})  # noqa: S606 - no shell is wanted
+        kept = fcntl.fcntl(words, fcntl.F_DUPFD, 3)
+        os.dup2(kept, 3)
+        process.close_from(4)
+        pid = execute(argv, 3)
         while True:
             ended, status = os.wait()
             if ended == pid:

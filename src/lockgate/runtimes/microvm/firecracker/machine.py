@@ -26,7 +26,7 @@ from lockgate.contract.errors import HostFault
 from lockgate.runtimes.dialog import READY, READY_LINE_BYTES
 from lockgate.runtimes.microvm.firecracker.api import Api, vsock
 from lockgate.runtimes.microvm.firecracker.binary import Binaries
-from lockgate.runtimes.microvm.firecracker.jail import UIDS, Jail, Limits
+from lockgate.runtimes.microvm.firecracker.jail import UID_BASE, UIDS, Jail, Limits
 
 MiB: Final = 1024 * 1024
 CONTROL_PORT: Final = 52
@@ -68,14 +68,14 @@ class Frozen:
 
 
 class Uids:
-    """Hands out the numbers of uids, none twice while it is in use."""
+    """Hands out uids, none twice while it is in use."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
         self._last = secrets.randbelow(UIDS)
 
     def take(self) -> int:
-        """Return a free number.
+        """Return a free uid.
 
         Raises:
             HostFault: all are in use.
@@ -86,12 +86,12 @@ class Uids:
             if number not in self._taken:
                 self._taken.add(number)
                 self._last = number
-                return number
+                return UID_BASE + number
         raise HostFault("every uid for machines is in use", next_step="end some machines")
 
-    def give_back(self, number: int) -> None:
-        """Free `number`; its cage is gone."""
-        self._taken.discard(number)
+    def give_back(self, uid: int) -> None:
+        """Free `uid`; its cage is gone."""
+        self._taken.discard(uid - UID_BASE)
 
 
 class Clone:
@@ -108,7 +108,7 @@ class Clone:
     def __init__(self, base: Path, frozen: Frozen, binaries: Binaries, uids: Uids) -> None:
         self._uids = uids
         self.state: State = "FILE"
-        self.jail = Jail(base, _ident(), uids.take())
+        self.jail = Jail(base, ident(), uids.take())
         deadline = time.monotonic() + _LOAD_SECONDS
         try:
             files = {"s": frozen.state, "m": frozen.ram}
@@ -160,13 +160,13 @@ class Clone:
 
     def destroy(self) -> None:
         """Kill, reap, and take away all that it had; idempotent, off a request's path."""
-        if self.jail.number >= 0:
+        if self.jail.uid:
             self.kill()
             if hasattr(self, "_api"):
                 self._api.close()
             self.jail.destroy()
-            self._uids.give_back(self.jail.number)
-            self.jail.number = -1
+            self._uids.give_back(self.jail.uid)
+            self.jail.uid = 0
 
 
 def freeze(recipe: Recipe, base: Path, target: Path, binaries: Binaries, *, uids: Uids, seconds: float) -> Frozen:
@@ -177,7 +177,7 @@ def freeze(recipe: Recipe, base: Path, target: Path, binaries: Binaries, *, uids
 
     """
     deadline = time.monotonic() + seconds
-    jail = Jail(base, _ident(), uids.take())
+    jail = Jail(base, ident(), uids.take())
     target.mkdir(parents=True, mode=0o700)
     try:
         given = {"k": recipe.kernel, **({"i": recipe.initrd} if recipe.initrd else {}), **_drives(recipe.drives)}
@@ -203,7 +203,7 @@ def freeze(recipe: Recipe, base: Path, target: Path, binaries: Binaries, *, uids
         raise
     finally:
         jail.destroy()
-        uids.give_back(jail.number)
+        uids.give_back(jail.uid)
     drives = tuple(kept[name] for name in _drives(recipe.drives))
     return Frozen(target / "s", target / "m", drives, recipe.memory)
 
@@ -282,5 +282,6 @@ def _tell(jail: Jail, error: BaseException) -> None:
             error.add_note(f"the VMM's last line: {clean}")
 
 
-def _ident() -> str:
+def ident() -> str:
+    """Return a fresh name for a machine."""
     return f"m{secrets.token_hex(6)}"
