@@ -323,3 +323,40 @@ def test_questions_and_rows_are_bounded_and_the_rows_are_out_of_reach(verb: Verb
     found = [row.reason for row in reader.tail(rows, 100) if row.verdict == "deny"]
     assert found == ["not_allowed"] * 5 + ["request_budget"]
     assert reader.verify(rows).ok
+
+
+UNIX = """
+import errno, os, socket, sys
+def attempt(path):
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(path)
+        return "connected"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+own = sys.argv[2]
+server = socket.socket(socket.AF_UNIX)
+server.bind(own)
+server.listen()
+print(attempt(sys.argv[1]), attempt(own))
+os.unlink(own)
+"""
+
+
+def test_sockets_of_others_stay_covered_where_its_own_are_allowed(verb: Verb) -> None:
+    """E1: browsers and forking servers need AF_UNIX; what others have bound is still no way out, unless it is named."""
+    place = Path(tempfile.mkdtemp(prefix="lg-"))
+    theirs = place / "theirs"
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(theirs))
+            server.listen()
+            said = []
+            for option in (("--unix-sockets",), ("--unix-socket", str(theirs))):
+                process = verb(sys.executable, "-I", "-c", UNIX, str(theirs), str(place / "own"), options=option)
+                out, err = process.communicate(timeout=SECONDS)
+                assert process.returncode == 0, err
+                said.append(out.split())
+        assert said == [[b"ECONNREFUSED", b"connected"], [b"connected", b"connected"]]
+    finally:
+        shutil.rmtree(place)

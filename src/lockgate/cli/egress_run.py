@@ -65,8 +65,13 @@ def run_command(
     env: Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Set a variable.")] = None,
     passed: Annotated[list[str] | None, typer.Option("--pass", metavar="NAME", help="Pass a variable on.")] = None,
     unix_sockets: Annotated[
-        bool, typer.Option("--unix-sockets", help="Allow sockets of the file system: each server there is a way out.")
+        bool,
+        typer.Option("--unix-sockets", help="Allow sockets of the file system; those others have bound stay covered."),
     ] = False,
+    unix_socket: Annotated[
+        list[str] | None,
+        typer.Option("--unix-socket", metavar="PATH", help="Leave this one reachable; its server is a way out."),
+    ] = None,
     device: Annotated[list[str] | None, typer.Option("--device", help="Show this device node too.")] = None,
     decoys: Annotated[
         bool, typer.Option("--decoys/--no-decoys", help="Plant values that nobody uses; one that leaves ends the run.")
@@ -99,6 +104,10 @@ def run_command(
     for one in device or ():
         if not one.startswith("/dev/") or not Path(one).exists():
             raise ConfigError(f"--device {one[:100]!r} is not there", next_step="name a node under /dev")
+    servers = tuple(str(Path(one).absolute()) for one in unix_socket or ())
+    for one in servers:
+        if not Path(one).is_socket():
+            raise ConfigError(f"--unix-socket {one[:100]!r} is no socket", next_step="name one that a server has bound")
     uid, gid, home = _user(user)
     names = (*confine.INHERITED, *(confine.variable_name(one) for one in passed or ()))
     inherited = ambient(names)
@@ -125,11 +134,12 @@ def run_command(
             declared=declared,
             port=proxy_port,
             routed=routed,
-            unix=unix_sockets,
+            unix=unix_sockets or bool(servers),
+            servers=servers,
             uid=uid,
             gid=gid,
             devices=tuple(device or ()),
-            covers=(*_ours(place), *((str(Path(control).parent),) if unix_sockets else ())),
+            covers=(*_ours(place), str(Path(control).parent)),
             decoys=decoys,
         )
         with Control(control) as connection:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -28,7 +29,7 @@ from lockgate.egress.inside import Plan
 from lockgate.egress.keeper import CONNECT_SECONDS, Names, Proxy
 from lockgate.egress.namespace import FORWARDED, Ended, Namespace
 from lockgate.egress.preface import preface
-from lockgate.egress.view import PRIVATE, View
+from lockgate.egress.view import View
 from lockgate.kernel.signals_unsafe import Signals
 from lockgate.policy import canary
 from lockgate.policy.egress import EgressPolicy
@@ -37,6 +38,7 @@ from lockgate.policy.host import Host
 ROUTED_MOST: Final = 200
 """Listening sockets for clients without a proxy setting; names behind that are reached through the proxy alone."""
 KILLED: Final = 137
+_BOUND: Final = re.compile(r"^\S+: (?:\S+ +){6}(/.*)$", re.MULTILINE)
 _UNIX_STREAM_DOMAINS: Final = (socket.AF_UNIX,)
 _DECOY_VARIABLE: Final = "BACKUP_SERVICE_TOKEN"
 _DECOY_FILE: Final = "backup-service.key"
@@ -52,7 +54,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         cwd: where it starts; None = here.
         port: of the proxy.
         routed: whether allowed names lead to the gateway for clients that know no proxy.
-        unix: whether sockets of the file system may be used.
+        unix: whether the command may have sockets of the file system; those of others that are known are covered.
+        servers: sockets of others that it may use.
         uid: become this user, -1 = stay. gid: its group.
         devices: further device nodes.
         covers: further paths to cover.
@@ -67,6 +70,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     port: int = confine.PROXY_PORT
     routed: bool = True
     unix: bool = False
+    servers: tuple[str, ...] = ()
     uid: int = -1
     gid: int = -1
     devices: tuple[str, ...] = ()
@@ -210,7 +214,12 @@ class Confined:
             unix=command.unix,
             uid=command.uid,
             gid=command.gid,
-            view=View(command.devices, tuple(files), command.covers),
+            view=View(
+                devices=command.devices,
+                files=tuple(files),
+                covers=(*command.covers, *(servers_here() if command.unix else ())),
+                shown=command.servers,
+            ),
         )
 
     @staticmethod
@@ -273,9 +282,10 @@ def check_streams() -> None:
                     )
 
 
-def decoy_file() -> str:
-    """Return where the planted file is."""
-    return f"{PRIVATE}/{_DECOY_FILE}"
+def servers_here() -> list[str]:
+    """Return the paths of sockets that somebody of this network namespace has bound (proc(5), /proc/net/unix)."""
+    text = Path("/proc/net/unix").read_text(encoding="utf-8", errors="surrogateescape")
+    return sorted(set(_BOUND.findall(text)))
 
 
 def _system_authorities() -> str:

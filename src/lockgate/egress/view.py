@@ -46,12 +46,14 @@ class View(msgspec.Struct, frozen=True):
         devices: further device nodes, absolute paths.
         files: name and text of files of this run, put into `PRIVATE`.
         covers: further directories or files to cover, absolute paths.
+        shown: what must not be covered, whatever else says so.
 
     """
 
     devices: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     covers: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
 
 
 class Builder:
@@ -131,7 +133,10 @@ class Builder:
         """Cover what answers for names or networks; a file by an empty one, a directory by an empty one."""
         mounted = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         automatic = [_unescape(line.split(" ")[4]) for line in mounted if " - autofs " in line]
+        shown = [Path(os.path.realpath(one)) for one in self.view.shown]
         for path in dict.fromkeys(os.path.realpath(one) for one in (*_COVERED, *automatic, *self.view.covers)):
+            if any(one.is_relative_to(path) for one in shown):
+                continue
             try:
                 mode = Path(path).stat().st_mode
             except OSError:
