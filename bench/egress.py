@@ -222,9 +222,14 @@ def wait_port(port: int) -> bool:
     return False
 
 
-def many(way: Way, pid: int, count: int) -> dict[str, Any]:
-    """Hold `count` tunnels at once, then close them."""
-    fds = len(os.listdir(f"/proc/{pid}/fd"))
+def descriptors(pid: int) -> int:
+    """How many a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def many(way: Way, pid: int, count: int) -> tuple[float, float]:
+    """Hold `count` tunnels at once, then close them: descriptors for each one, and what is left of them."""
+    before = descriptors(pid)
     held = []
     for _ in range(count):
         sock = way.open()
@@ -233,13 +238,18 @@ def many(way: Way, pid: int, count: int) -> dict[str, Any]:
     for sock in held:
         if sock.recv(1) != b"x":
             raise SystemExit("a tunnel carries nothing")
-    peak = len(os.listdir(f"/proc/{pid}/fd"))
+    peak = descriptors(pid)
     for sock in held:
         sock.close()
+    settle(pid, before)
+    return (peak - before) / count, descriptors(pid) - before
+
+
+def settle(pid: int, fds: int) -> None:
+    """Wait until the descriptors of closed connections are gone; kept pipes may stay."""
     deadline = time.monotonic() + 30
-    while len(os.listdir(f"/proc/{pid}/fd")) > fds + 40 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return {"held": count, "fds_before": fds, "fds_held": peak, "fds_after": len(os.listdir(f"/proc/{pid}/fd"))}
+    while descriptors(pid) > fds and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def rss(pid: int) -> float:
@@ -248,26 +258,30 @@ def rss(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1048576
 
 
-def soak(way: Way, pid: int, count: int) -> dict[str, Any]:
-    """Open and close `count` connections, a tenth of them refused; what has grown?"""
-    for _ in range(2000):
-        way.open().close()
-    time.sleep(1)
-    fds, memory = len(os.listdir(f"/proc/{pid}/fd")), rss(pid)
+def soak(way: Way, pid: int, count: int) -> tuple[float, float]:
+    """Open, use and close `count` tunnels: descriptors and MiB that have grown."""
+
+    def one() -> None:
+        sock = way.open()
+        sock.sendall(hello(HOST) + (1).to_bytes(8))
+        sock.recv(1)
+        sock.close()
+
+    before = descriptors(pid)
+    for _ in range(min(3000, count)):
+        one()
+    settle(pid, before + 8)
+    fds, memory = descriptors(pid), rss(pid)
     for _ in range(count):
-        way.open().close()
-    time.sleep(2)
-    return {
-        "connections": count,
-        "fds_grown": len(os.listdir(f"/proc/{pid}/fd")) - fds,
-        "mib_grown": round(rss(pid) - memory, 2),
-    }
+        one()
+    settle(pid, fds)
+    return descriptors(pid) - fds, rss(pid) - memory
 
 
 def main() -> None:
     """Measure, in a namespace of our own."""
     size = int(sys.argv[1]) if len(sys.argv) > 2 else 1 << 30
-    soaked = int(sys.argv[2]) if len(sys.argv) > 3 else 0
+    soaked = int(sys.argv[2]) if len(sys.argv) > 3 else 50_000
     (Path(sys.argv[-1]) / "resolv.conf").write_text("nameserver 127.0.0.1\n")
     subprocess.run(["mount", "--bind", f"{sys.argv[-1]}/resolv.conf", "/etc/resolv.conf"], check=True)
     netlink.loopback_up()
@@ -325,21 +339,24 @@ def main() -> None:
                 file=sys.stderr,
             )
         name = "lockgate"
+        each, left = many(ours, gateway.pid, 1000)
+        fds, memory = soak(ours, gateway.pid, soaked)
         emit(
-            row("E-throughput", rates[name], unit="B/s", bar=1.8, reference="asyncio streams relay",
+            row("F60", rates[name], unit="B/s", bar=1.8, reference="asyncio streams relay",
                 against=rates["asyncio streams"], at_most=False),
-            row("E-throughput-direct", rates[name], unit="B/s", bar=0.45, reference="direct connection",
+            row("F60-direct", rates[name], unit="B/s", bar=0.45, reference="direct connection",
                 against=rates["direct"], at_most=False),
-            row("E-cpu", costs[name], unit="s/GB", bar=0.30, reference="asyncio streams relay",
+            row("F61", costs[name], unit="s/GB", bar=0.30, reference="asyncio streams relay",
                 against=costs["asyncio streams"]),
-            row("E-setup", setups[name], unit="s", bar=1.2, reference="bare asyncio relay",
+            row("F62", setups[name], unit="s", bar=1.2, reference="bare asyncio relay",
                 against=setups["asyncio streams"]),
-            row("E-setup-blind", setups[name], unit="s", bar=float("inf"), reference="bare asyncio relay, no look-up",
+            row("F62-address", setups[name], unit="s", bar=3.0, reference="bare asyncio relay, no look-up",
                 against=setups["asyncio streams, no look-up"]),
-            {"id": "E-held", "unit": "tunnels", **many(ours, gateway.pid, 1000)},
+            row("F63", [each], unit="fds", bar=2.1, reference="one of 1,000 tunnels held at once"),
+            row("F63-after", [left], unit="fds", bar=40.0, reference="left when they are closed"),
+            row("F64-fds", [fds], unit="fds", bar=10.0, reference=f"grown in {soaked:,} tunnels"),
+            row("F64-memory", [memory], unit="MiB", bar=4.0, reference=f"grown in {soaked:,} tunnels"),
         )  # fmt: skip
-        if soaked:
-            emit({"id": "E-soak", "unit": "connections", **soak(ours, gateway.pid, soaked)})
 
 
 if __name__ == "__main__":
