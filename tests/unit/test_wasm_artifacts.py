@@ -166,7 +166,7 @@ def test_an_altered_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("target", ["", "code", "code/python.cwasm", "code/manifest.json"])
-@pytest.mark.parametrize("mode", [0o777, 0o750, 0o722, 0o604])
+@pytest.mark.parametrize("mode", [0o777, 0o750, 0o722, 0o704])
 def test_a_file_that_others_could_write_or_read_is_refused(tmp_path: Path, target: str, mode: int) -> None:
     root = store(tmp_path / "store")
     path = root / target.replace("code", artifacts.compiled_name("50.0.1"))
