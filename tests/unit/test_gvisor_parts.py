@@ -263,3 +263,21 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path, monkeypatch: py
 def test_a_plain_users_runsc_is_told_that_it_is_one() -> None:
     assert bundle.flags(rootless=True) == (*bundle.FLAGS, "--rootless")
     assert bundle.flags(rootless=False) == bundle.FLAGS
+
+
+def test_whoever_builds_an_image_everybody_may_walk_in_it(tmp_path: Path) -> None:
+    """The supervisor's umask is strict, and the worker of a box is nobody."""
+    tree = tmp_path / "tree"
+    (tree / "deep" / "er").mkdir(parents=True)
+    (tree / "deep" / "er" / "one.py").write_text("1")
+    root = tmp_path / "root"
+    before = os.umask(0o077)
+    try:
+        image._lay_out(plan.Plan(binds=[(str(tree), layout.PACKAGES)]), root)
+        (root / "box" / "packages" / "deep" / "made.pyc").write_bytes(b"x")
+        image._open_up(root)
+    finally:
+        os.umask(before)
+    found = [path for path in (root, *root.rglob("*")) if not path.is_symlink()]
+    assert [path for path in found if path.is_dir() and path.stat().st_mode & 0o777 != 0o755] == []
+    assert [path for path in found if path.is_file() and path.stat().st_mode & 0o444 != 0o444] == []

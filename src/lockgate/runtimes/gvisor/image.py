@@ -28,7 +28,7 @@ from lockgate.runtimes.container.layout import BOOT
 from lockgate.runtimes.gvisor import layout
 from lockgate.runtimes.protocol import Unavailable
 
-FORMAT: Final = 2  # part of every name: raise it when what is built changes
+FORMAT: Final = 3  # part of every name: raise it when what is built changes
 _SECONDS: Final = 300.0
 _UNUSED_SECONDS: Final = 30 * 86400.0
 _TOOL_PATHS: Final = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
@@ -165,6 +165,7 @@ def _build(sources: plan.Plan, key: str, store: Path, final: Path) -> None:
         root = work / "root"
         _lay_out(sources, root)
         _compile(root / layout.BOX[1:])
+        _open_up(root)
         packed = work / "image"
         options = ["-T0", "--all-root", "--quiet", "-Enoinline_data", f"-U{uuid.uuid5(uuid.NAMESPACE_OID, key)}"]
         done = subprocess.run(
@@ -201,6 +202,16 @@ def _lay_out(sources: plan.Plan, root: Path) -> None:
     for name, target in (("usr", "box/usr"), ("lib", "box/usr/lib"), ("lib64", "box/usr/lib")):
         (root / name).symlink_to(target)
     (inner / "etc" / "passwd").write_text(f"nobody:x:{layout.NOBODY}:{layout.NOBODY}::{layout.RUN_DIR}:/\n")
+
+
+def _open_up(root: Path) -> None:
+    """Let everybody walk and read: who builds may have a strict umask, and the worker is nobody."""
+    for here, _, names in os.walk(root):
+        Path(here).chmod(0o755)
+        for name in names:
+            path = Path(here, name)
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o444)
 
 
 def _compile(inner: Path) -> None:

@@ -24,7 +24,7 @@ from lockgate.runtimes.framed import FramedMachine
 from lockgate.runtimes.gvisor import binary, bundle, image, selftest
 from lockgate.runtimes.gvisor.machine import GvisorMachine
 from lockgate.runtimes.protocol import Nature, TemplateSpec, Unavailable
-from lockgate.runtimes.single import run_once
+from lockgate.runtimes.single import boots
 
 START_SECONDS: Final = 90.0
 PROBE_SECONDS: Final = 10.0
@@ -166,22 +166,10 @@ class GvisorRuntime:
 
     def probe(self) -> Unavailable | None:
         """Boot one machine for real, run one line in it, and look; None when it works."""
-        try:
-            template = self.start(TemplateSpec())
-        except (CannotIsolate, HostFault) as error:
-            return Unavailable(missing=error.message, fix=error.next_step)
-        try:
-            outcome = run_once(template, b"6*7", Bounds(wall=PROBE_SECONDS))
-        except HostFault as error:
-            return Unavailable(missing=error.message, fix=error.next_step)
-        finally:
-            template.close()
-        if outcome.result is not None and outcome.result.value == b"42":
-            return None
-        failed = outcome.failed
-        return Unavailable(
-            missing="a box that answers" + (f" ({failed.step}: {failed.detail})" if failed is not None else " in time"),
-            fix="run `lockgate gvisor check --again`; if it agrees, report these words",
+        return boots(
+            lambda: self.start(TemplateSpec()),
+            PROBE_SECONDS,
+            lambda _failed: "run `lockgate gvisor check --again`; if it agrees, report these words",
         )
 
 
