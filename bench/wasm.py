@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ EXPRESSION = b"import pandas as pd\npd.DataFrame({'a': [1, 2, 3]}).a.sum().item(
 CONFIG = """
 operations = "bench_operations:ops"
 [execution]
-rung = "{rung}"
+rung = "wasm"
 accept_shared_kernel = true
 pool = 2
 """
@@ -130,22 +129,17 @@ async def calls() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "bench_operations.py").write_text(OPERATIONS)
         scope = lg.Scope(user="b", agent="b", tenant="b", expires=lg.minutes(30), allow={"get_order": {}})
-        gates: dict[str, tuple[lg.Gate, lg.Run]] = {}
-        async with contextlib.AsyncExitStack() as stack:
-            for rung in took:
-                config = Path(folder) / f"{rung}.toml"
-                config.write_text(CONFIG.format(rung=rung))
-                gate = await stack.enter_async_context(lg.Gate(config))
-                gates[rung] = gate, await stack.enter_async_context(gate.run_scope(scope))
+        config = Path(folder) / "lockgate.toml"
+        config.write_text(CONFIG)
+        async with lg.Gate(config) as gate, gate.run_scope(scope) as run:
             for turn in range(ROUNDS + 1):
-                for rung, (gate, run) in gates.items():
-                    await gate.prewarm(2)
-                    await asyncio.sleep(0.1)
-                    result = await run.code(CODE)
+                for rung, kept in took.items():
+                    await asyncio.sleep(0.1)  # the pools have refilled
+                    result = await run.code(CODE, rung=rung)
                     if result.value is None:
                         raise SystemExit(f"the run failed: {result.error or result!r}")
                     if turn:
-                        took[rung] += result.value
+                        kept.extend(result.value)
     emit(
         row("wasm: host call from the guest, audited", took["wasm"], unit="s", bar=4.0,
             reference="the container rung's broker call", against=took["container"])
