@@ -28,7 +28,7 @@ from typer.main import get_command
 
 from lockgate import config
 from lockgate.cli.app import app
-from lockgate.contract import errors
+from lockgate.contract import errors, rungs
 from lockgate.contract.bounds import TABLE, Bounds
 from lockgate.contract.reasons import SENTENCES
 from lockgate.contract.rungs import BOUNDARIES
@@ -257,6 +257,9 @@ def config_table() -> str:
         ("(top)", config.Config),
         ("[audit]", config.Audit),
         ("[execution]", config.Execution),
+        ("[execution.gvisor]", rungs.GvisorChoices),
+        ("[execution.microvm]", rungs.MicrovmChoices),
+        ("[execution.wasm]", rungs.WasmChoices),
         ("[secrets.NAME]", config.Secret),
         ("[backends.NAME]", config.Backend),
         ("[render]", config.Render),
@@ -267,7 +270,7 @@ def config_table() -> str:
     ):
         text = " ".join((inspect.getdoc(kind) or "").split())
         for field in kind.__struct_fields__:
-            if field in ("base", "bounds", "limits", "sinks") or (name == "(top)" and field != "operations"):
+            if field in ("base", "bounds", "limits", "sinks", "gvisor", "microvm", "wasm") or (name == "(top)" and field != "operations"):
                 continue
             found = re.search(rf"\b{field}`?: (.+?)(?=(?: `?\w+`?: )|$)", text)
             default = getattr(kind(**NEEDED.get(kind, {})), field)
@@ -285,7 +288,7 @@ def choose_table() -> str:
         ["code \\ an escape reaches", *(f"`{one}`" for one in REACHES)],
         [[f"`{code}`", *(LEVELS[code][one] for one in REACHES)] for code in CODE],
     )
-    rungs = table(
+    kinds = table(
         ["rung", "boundary", "good for level", "cannot give"],
         [
             [
@@ -298,7 +301,7 @@ def choose_table() -> str:
         ],
     )
     order = table(["lives", "tried in this order"], [[f"`{lives}`", ", ".join(ORDER[lives])] for lives in LIVES])
-    return f"{levels}\n{rungs}\n{order}"
+    return f"{levels}\n{kinds}\n{order}"
 
 
 def adr_table() -> str:
