@@ -250,6 +250,9 @@ def egress_reasons_table() -> str:
 NEEDED: dict[Any, dict[str, str]] = {config.Secret: {"ref": ""}, config.AlertSink: {"kind": "file"}}
 
 
+TABLES_OF_THEIR_OWN = ("base", "bounds", "limits", "sinks", "gvisor", "microvm", "wasm")
+
+
 def config_table() -> str:
     """The keys of the file, from its types."""
     parts: list[str] = []
@@ -270,7 +273,7 @@ def config_table() -> str:
     ):
         text = " ".join((inspect.getdoc(kind) or "").split())
         for field in kind.__struct_fields__:
-            if field in ("base", "bounds", "limits", "sinks", "gvisor", "microvm", "wasm") or (name == "(top)" and field != "operations"):
+            if field in TABLES_OF_THEIR_OWN or (name == "(top)" and field != "operations"):
                 continue
             found = re.search(rf"\b{field}`?: (.+?)(?=(?: `?\w+`?: )|$)", text)
             default = getattr(kind(**NEEDED.get(kind, {})), field)
