@@ -17,6 +17,7 @@ from container_fixtures import (
     container_open_template,
     container_run,
     container_template,
+    open_folder,
 )
 from egress_fixtures import egress_world
 from gate_fixtures import gate, gate_config, gate_run, rung_or_skip
@@ -56,6 +57,7 @@ __all__ = [
     "gvisor_template",
     "microvm_choice",
     "microvm_template",
+    "open_folder",
     "own_supervisor",
     "rung_or_skip",
     "supervisor",

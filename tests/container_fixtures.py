@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -53,6 +55,15 @@ def container_open_run(container_open_template: ContainerTemplate) -> ContainerR
         return run_once(container_open_template, source.encode(), Bounds(wall=wall))
 
     return run
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A throwaway folder whose parents any user may cross: pytest's own is for its owner alone."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 class ContainerAttack(msgspec.Struct):

@@ -10,9 +10,8 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -60,15 +59,6 @@ def wait_dead(pidfd: int, seconds: float = 10) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A throwaway folder whose parents any user may cross: pytest's own is for its owner alone."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
 
 
 # ---- values ----------------------------------------------------------------------------------------------------

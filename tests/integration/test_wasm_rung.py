@@ -6,9 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -288,15 +287,6 @@ def test_a_worker_that_cannot_harden_is_a_typed_refusal(monkeypatch: pytest.Monk
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A throwaway folder whose parents any user may cross: pytest's own is for its owner alone."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
-
-
 def test_a_plain_user_has_the_rung_too(wasm_start: WasmStart, open_folder: Path) -> None:
     """X1: in a user namespace of one id; when the tests run as a plain user all of these files are that test."""
     if os.getuid() != 0:

@@ -50,18 +50,7 @@ def build(arch: Arch, *, unix: bool) -> bytes:
         unix: whether sockets of the file system may be used.
 
     """
-    program = bpf.Program()
-    program.load(bpf.ARCH)
-    program.emit(bpf.JMP_JEQ, arch.audit, None, "kill")
-    program.load(bpf.NR)
-    if arch.x32 is not None:
-        program.emit(bpf.JMP_JGE, arch.x32, "kill", "search")
-    else:
-        program.jump("search")
-    program.label("kill")
-    program.ret(bpf.KILL_PROCESS)
-    program.label("search")
-    bpf.tree(program, _segments(arch), "t")
+    program = bpf.begin(arch.audit, arch.x32, _segments(arch))
     _socket(program, unix=unix)
     _ioctl(program)
     program.label("allow")
@@ -76,7 +65,7 @@ def _segments(arch: Arch) -> list[tuple[int, int | str]]:
     for name in ("socket", "ioctl"):
         actions[arch.calls[name]] = name
     actions.append(bpf.ERRNO | errno.ENOSYS)  # calls that nobody has looked at yet
-    return [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
+    return bpf.joined(actions)
 
 
 def _socket(program: bpf.Program, *, unix: bool) -> None:

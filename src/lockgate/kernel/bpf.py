@@ -97,6 +97,34 @@ def tree(program: Program, segments: list[tuple[int, int | str]], leaf: str) -> 
     tree(program, segments[middle:], f"{leaf}r")
 
 
+def begin(audit: int, x32: int | None, segments: list[tuple[int, int | str]]) -> Program:
+    """Return a program that ends what is of another architecture and decides the rest by its number.
+
+    Args:
+        audit: AUDIT_ARCH_* of the one architecture. x32: first number of a second ABI that it covers too, or None.
+        segments: as in `tree`; the routines that they name are for the caller to add.
+
+    """
+    program = Program()
+    program.load(ARCH)
+    program.emit(JMP_JEQ, audit, None, "kill")
+    program.load(NR)
+    if x32 is not None:
+        program.emit(JMP_JGE, x32, "kill", "search")
+    else:
+        program.jump("search")
+    program.label("kill")
+    program.ret(KILL_PROCESS)
+    program.label("search")
+    tree(program, segments, "t")
+    return program
+
+
+def joined(actions: list[int | str]) -> list[tuple[int, int | str]]:
+    """Return the actions of the numbers 0, 1, 2, ... as segments; the last stands for all numbers above too."""
+    return [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
+
+
 def _widened(program: Program) -> Program:
     """Give conditional jumps that reach too far an unconditional one of their own (8-bit against 32-bit offsets)."""
     while True:

@@ -30,19 +30,8 @@ def program(machine: arch.Arch, refused: frozenset[str]) -> bytes:
         actions[machine.calls[name]] = bpf.ERRNO | errno.EPERM
     actions[machine.calls["clone"]] = "clone"
     actions[machine.calls["clone3"]] = bpf.ERRNO | errno.ENOSYS  # flags behind a pointer; glibc falls back to clone
-    segments = [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
-    made = bpf.Program()
-    made.load(bpf.ARCH)
-    made.emit(bpf.JMP_JEQ, machine.audit, None, "kill")
-    made.load(bpf.NR)
-    if machine.x32 is not None:
-        made.emit(bpf.JMP_JGE, machine.x32, "kill", "search")
-    else:
-        made.jump("search")
-    made.label("kill")
-    made.ret(bpf.KILL_PROCESS)
-    made.label("search")
-    bpf.tree(made, segments, "t")
+    segments = bpf.joined(actions)
+    made = bpf.begin(machine.audit, machine.x32, segments)
     made.label("clone")
     made.load(bpf.arg(0))
     made.emit(bpf.JMP_JSET, _CLONE_THREAD, "thread", "process")

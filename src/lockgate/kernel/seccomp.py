@@ -116,7 +116,7 @@ def segments(arch: Arch, refusal: int, every: int | None = None) -> list[tuple[i
         actions[arch.calls[name]] = bpf.ERRNO | (every or code)
     # A call newer than the table: libc falls back on ENOSYS only.
     actions.append(bpf.ERRNO | errno.ENOSYS)
-    return [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
+    return bpf.joined(actions)
 
 
 def build(arch: Arch, *, refusal: int = errno.EPERM, every: int | None = None, sealed: bool = False) -> bytes:
@@ -130,17 +130,6 @@ def build(arch: Arch, *, refusal: int = errno.EPERM, every: int | None = None, s
         sealed: no mapping is executable from now on, not even of a file: for a kernel that does not heed noexec.
 
     """
-    program = bpf.Program()
-    program.load(bpf.ARCH)
-    program.emit(bpf.JMP_JEQ, arch.audit, None, "kill")
-    program.load(bpf.NR)
-    if arch.x32 is not None:
-        program.emit(bpf.JMP_JGE, arch.x32, "kill", "search")
-    else:
-        program.jump("search")
-    program.label("kill")
-    program.ret(bpf.KILL_PROCESS)
-    program.label("search")
-    bpf.tree(program, segments(arch, refusal, every), "t")
+    program = bpf.begin(arch.audit, arch.x32, segments(arch, refusal, every))
     _routines(program, every, sealed=sealed)
     return bpf.assemble(program)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -197,6 +198,25 @@ class Nursery:
         finally:
             os.close(fd)
         return next(int(line.split()[1]) for line in lines if line.startswith(b"Pid:"))
+
+
+def set_limits(limits: dict[int, int]) -> None:
+    """Set every resource limit, soft and hard, to its value or to the hard limit that is there (setrlimit(2))."""
+    for which, value in limits.items():
+        hard = resource.getrlimit(which)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (bound, bound))
+
+
+# What no machine has a use for.
+NO_LIMITS = {
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_MEMLOCK: 0,
+    resource.RLIMIT_MSGQUEUE: 0,
+    resource.RLIMIT_NICE: 0,
+    resource.RLIMIT_RTPRIO: 0,
+    resource.RLIMIT_SIGPENDING: 128,
+}
 
 
 def open_in(proc: int, name: str, flags: int) -> int:

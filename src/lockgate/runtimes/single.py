@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import HostFault
+from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.frames import Decoder, encode
 from lockgate.runtimes.protocol import (
     Machine,
@@ -30,6 +30,7 @@ from lockgate.runtimes.protocol import (
     MachineResult,
     MachineStopped,
     Template,
+    Unavailable,
 )
 
 START_SECONDS: Final = 10.0
@@ -163,6 +164,35 @@ class _Run:
         finally:
             self.channel.close()
             self.machine.close()
+
+
+def boots(start: Callable[[], Template], seconds: float, fix: Callable[[MachineFailed], str]) -> Unavailable | None:
+    """Start a template, run one line in one machine of it, and look; None when that works. For `Runtime.probe`.
+
+    Args:
+        start: starts the template; what it raises is the answer.
+        seconds: of wall clock for the line.
+        fix: the next step for a machine that failed at a step.
+
+    """
+    try:
+        template = start()
+    except (CannotIsolate, HostFault) as error:
+        return Unavailable(missing=error.message, fix=error.next_step)
+    try:
+        outcome = run_once(template, b"6*7", Bounds(wall=seconds))
+    except HostFault as error:
+        return Unavailable(missing=error.message, fix=error.next_step)
+    finally:
+        template.close()
+    if outcome.result is not None and outcome.result.value == b"42":
+        return None
+    failed = outcome.failed
+    if failed is None:
+        return Unavailable(missing="a sandbox that answers in time", fix="look for a host that is out of CPU or memory")
+    return Unavailable(
+        missing=f"a sandbox that works ({failed.step}: {failed.detail or os.strerror(failed.errno)})", fix=fix(failed)
+    )
 
 
 def run_once(

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import resource
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.run import Rung
 from lockgate.contract.rungs import Boundary
 from lockgate.runtimes import forked, ids
 from lockgate.runtimes.container import layout, plan
 from lockgate.runtimes.forked import ForkedTemplate
-from lockgate.runtimes.protocol import Nature, TemplateSpec, Unavailable
-from lockgate.runtimes.single import run_once
+from lockgate.runtimes.protocol import MachineFailed, Nature, TemplateSpec, Unavailable
+from lockgate.runtimes.single import boots
 
 START_SECONDS: Final = 60.0  # preloading pandas on a cold disk takes seconds
 PROBE_SECONDS: Final = 10.0
@@ -78,29 +76,7 @@ class ContainerRuntime:
 
     def probe(self) -> Unavailable | None:
         """Boot one machine for real, run one line in it, and look; None when it works."""
-        try:
-            template = self.start(TemplateSpec())
-        except (CannotIsolate, HostFault) as error:
-            return Unavailable(missing=error.message, fix=error.next_step)
-        try:
-            outcome = run_once(template, b"6*7", Bounds(wall=PROBE_SECONDS))
-        except HostFault as error:
-            return Unavailable(missing=error.message, fix=error.next_step)
-        finally:
-            template.close()
-        if outcome.result is not None and outcome.result.value == b"42":
-            return None
-        if outcome.failed is None:
-            return Unavailable(
-                missing="a sandbox that answers in time", fix="look for a host that is out of CPU or memory"
-            )
-        failed = outcome.failed
-        return Unavailable(
-            missing=f"a sandbox that works ({failed.step}: {failed.detail or os.strerror(failed.errno)})",
-            fix=_USERNS_FIX
-            if failed.step in {"clone", "maps"}
-            else "report these words: the step is refused on this host",
-        )
+        return boots(lambda: self.start(TemplateSpec()), PROBE_SECONDS, _fix)
 
 
 def raise_descriptor_limit() -> None:
@@ -108,6 +84,10 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _fix(failed: MachineFailed) -> str:
+    return _USERNS_FIX if failed.step in {"clone", "maps"} else "report these words: the step is refused on this host"
 
 
 def _explained(step: str, code: int, detail: str) -> CannotIsolate | HostFault:

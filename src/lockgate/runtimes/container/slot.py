@@ -23,7 +23,7 @@ from lockgate.kernel import process_unsafe as process
 from lockgate.kernel.seccomp_unsafe import Filter
 from lockgate.runtimes import dialog
 from lockgate.runtimes.container import layout
-from lockgate.runtimes.nursery import Child, Nursery, Stages
+from lockgate.runtimes.nursery import NO_LIMITS, Child, Nursery, Stages, set_limits
 
 STEPS = (
     "maps", "ids", "deathsig", "tmpfs", "proc", "hostname", "fds", "rlimits", "cwd",
@@ -114,12 +114,7 @@ def _limits(job: Job) -> None:
     bounds = job.bounds
     limits = {
         resource.RLIMIT_NOFILE: _NOFILE,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_NICE: 0,
-        resource.RLIMIT_RTPRIO: 0,
-        resource.RLIMIT_SIGPENDING: 128,
+        **NO_LIMITS,
         resource.RLIMIT_STACK: 8 << 20,
         resource.RLIMIT_FSIZE: int(bounds["disk"]),
         resource.RLIMIT_CPU: max(1, -int(-bounds["cpu"] // 1)),
@@ -130,10 +125,7 @@ def _limits(job: Job) -> None:
         # share is mapped already and is not this run's.
         limits[resource.RLIMIT_AS] = int(bounds["memory"]) + job.image
         limits[resource.RLIMIT_NPROC] = 1
-    for which, value in limits.items():
-        hard = resource.getrlimit(which)[1]
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (bound, bound))
+    set_limits(limits)
 
 
 def _confine(job: Job, stages: Stages) -> dict[str, Any]:

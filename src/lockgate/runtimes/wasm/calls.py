@@ -35,7 +35,7 @@ def segments(arch: Arch, refusal: int) -> list[tuple[int, int | str]]:
     for name in BY_ARGUMENT:
         actions[arch.calls[name]] = name
     actions.append(refusal)
-    return [(nr, action) for nr, action in enumerate(actions) if nr == 0 or action != actions[nr - 1]]
+    return bpf.joined(actions)
 
 
 def build(arch: Arch, *, every: int | None = None, own_namespace: bool = True) -> bytes:
@@ -48,18 +48,7 @@ def build(arch: Arch, *, every: int | None = None, own_namespace: bool = True) -
 
     """
     refusal = bpf.KILL_PROCESS if every is None else bpf.ERRNO | every
-    program = bpf.Program()
-    program.load(bpf.ARCH)
-    program.emit(bpf.JMP_JEQ, arch.audit, None, "kill")
-    program.load(bpf.NR)
-    if arch.x32 is not None:
-        program.emit(bpf.JMP_JGE, arch.x32, "kill", "search")
-    else:
-        program.jump("search")
-    program.label("kill")
-    program.ret(bpf.KILL_PROCESS)
-    program.label("search")
-    bpf.tree(program, segments(arch, refusal), "t")
+    program = bpf.begin(arch.audit, arch.x32, segments(arch, refusal))
     for name in ("mmap", "mprotect"):
         program.label(name)
         program.load(bpf.arg(2))

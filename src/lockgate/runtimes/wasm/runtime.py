@@ -25,7 +25,7 @@ from lockgate.contract.rungs import Boundary
 from lockgate.runtimes import forked, ids
 from lockgate.runtimes.framed import FramedMachine
 from lockgate.runtimes.protocol import Nature, TemplateSpec, Unavailable
-from lockgate.runtimes.single import run_once
+from lockgate.runtimes.single import boots
 from lockgate.runtimes.wasm import artifacts, layout, packages
 from lockgate.runtimes.wasm.machine import Wall, WasmMachine
 
@@ -103,26 +103,10 @@ class WasmRuntime:
 
     def probe(self) -> Unavailable | None:
         """Boot one worker for real, run one line in it, and look; None when it works."""
-        try:
-            template = self.start(TemplateSpec())
-        except (CannotIsolate, HostFault) as error:
-            return Unavailable(missing=error.message, fix=error.next_step)
-        try:
-            outcome = run_once(template, b"6*7", Bounds(wall=PROBE_SECONDS))
-        except HostFault as error:
-            return Unavailable(missing=error.message, fix=error.next_step)
-        finally:
-            template.close()
-        if outcome.result is not None and outcome.result.value == b"42":
-            return None
-        if outcome.failed is None:
-            return Unavailable(
-                missing="a worker that answers in time", fix="look for a host that is out of CPU or memory"
-            )
-        failed = outcome.failed
-        return Unavailable(
-            missing=f"a worker that works ({failed.step}: {failed.detail or os.strerror(failed.errno)})",
-            fix="report these words: the step is refused on this host",
+        return boots(
+            lambda: self.start(TemplateSpec()),
+            PROBE_SECONDS,
+            lambda _failed: "report these words: the step is refused on this host",
         )
 
 

@@ -24,7 +24,7 @@ from lockgate.kernel import landlock_unsafe as landlock
 from lockgate.kernel import process_unsafe as process
 from lockgate.kernel.seccomp_unsafe import Filter
 from lockgate.runtimes import dialog
-from lockgate.runtimes.nursery import Child, Nursery, Stages
+from lockgate.runtimes.nursery import NO_LIMITS, Child, Nursery, Stages, set_limits
 from lockgate.runtimes.wasm import layout, native
 from lockgate.runtimes.wasm.driver import Closed, Finished, GuestBroke, Instance, Limits
 
@@ -228,20 +228,12 @@ def _confine(job: Job, stages: Stages, output: Output) -> tuple[Instance, dict[s
 def _limits(bounds: dict[str, Any]) -> None:
     limits = {
         resource.RLIMIT_NOFILE: _NOFILE,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_NICE: 0,
-        resource.RLIMIT_RTPRIO: 0,
-        resource.RLIMIT_SIGPENDING: 128,
+        **NO_LIMITS,
         resource.RLIMIT_FSIZE: 0,  # there is no file to write
         resource.RLIMIT_NPROC: _NPROC,
         resource.RLIMIT_CPU: max(1, -int(-bounds["cpu"] // 1)),
     }
-    for which, value in limits.items():
-        hard = resource.getrlimit(which)[1]
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (bound, bound))
+    set_limits(limits)
 
 
 def _fail(control: Pipe, step: str, error: BaseException) -> NoReturn:
