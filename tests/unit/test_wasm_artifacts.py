@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -233,19 +234,42 @@ def test_too_little_memory_is_said_before_it_is_taken(tmp_path: Path, monkeypatc
     assert started == []
 
 
-def test_the_memory_that_a_control_group_leaves_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "top", "names"),
+    [
+        ("0::/a/b", "", ("memory.max", "memory.current", "inactive_file")),
+        ("0::/a/b", "unified", ("memory.max", "memory.current", "active_file")),
+        ("4:cpu,memory:/a/b", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    ],
+)
+def test_the_memory_that_a_control_group_leaves_counts(
+    tmp_path: Path, line: str, top: str, names: tuple[str, str, str]
+) -> None:
+    """Version 2, hybrid and version 1; a group above counts too, and a cache of files makes room."""
+    limit, used, cache = names
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    above, own = cgroup / top / "a", cgroup / top / "a" / "b"
     (proc / "self").mkdir(parents=True)
-    (cgroup / "a" / "b").mkdir(parents=True)
+    own.mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
-    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    (proc / "self" / "cgroup").write_text(f"9:name=systemd:/\n{line}\n")
     assert steps.available_memory(proc, cgroup) == 8_000_000 * 1024
-    (cgroup / "a" / "memory.max").write_text("1000\n")
-    (cgroup / "a" / "memory.current").write_text("400\n")
-    (cgroup / "a" / "b" / "memory.max").write_text("max\n")
-    (cgroup / "a" / "b" / "memory.current").write_text("300\n")
-    assert steps.available_memory(proc, cgroup) == 600
+    (above / limit).write_text("1000\n")
+    (above / used).write_text("400\n")
+    (above / "memory.stat").write_text(f"anon 5\n{cache} 250\n")
+    (own / limit).write_text("max\n" if limit == "memory.max" else f"{1 << 62}\n")
+    (own / used).write_text("300\n")
+    assert steps.available_memory(proc, cgroup) == 850
     assert steps.available_memory(tmp_path / "nothing", cgroup) is None
+
+
+def test_a_limit_of_the_process_counts() -> None:
+    program = (
+        "import resource\nfrom lockgate.runtimes.wasm import steps\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, -1))\nprint(steps.available_memory() <= 1 << 30)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize(

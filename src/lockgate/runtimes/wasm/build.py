@@ -35,6 +35,7 @@ DISK_BYTES: Final = 1024 * MiB
 _FETCH_SECONDS: Final = 900.0
 _COMPILE_SECONDS: Final = 3600.0
 _IMAGE_SECONDS: Final = 300.0
+_COMPILING: Final = "compiling the guest"
 _CHUNK: Final = 1 << 20
 
 
@@ -95,10 +96,12 @@ def build(
     with _locked(root, progress):
         _sweep(root)
         guest = root / artifacts.guest_name()
+        code = root / artifacts.compiled_name(str(version))
+        if artifacts.lookup(code) is None:
+            steps.memory_for(_COMPILING, COMPILE_BYTES)  # before 94 MiB are fetched for nothing
         if artifacts.lookup(guest) is None:
             _take_guest(root, guest, wheel, progress)
             made.append(guest.name)
-        code = root / artifacts.compiled_name(str(version))
         if artifacts.lookup(code) is None:
             _compile(root, guest, code, str(version), progress)
             made.append(code.name)
@@ -301,9 +304,7 @@ def _compile(root: Path, guest: Path, place: Path, version: str, progress: Progr
                 f"{module} is not the guest any more: it was altered or is damaged",
                 next_step=f"remove {guest} and build again",
             )
-        seconds = steps.step(
-            "compiling the guest", ["compile", str(module), str(out)], _COMPILE_SECONDS, COMPILE_BYTES, progress
-        )
+        seconds = steps.step(_COMPILING, ["compile", str(module), str(out)], _COMPILE_SECONDS, COMPILE_BYTES, progress)
         files = {"python.cwasm": artifacts.sha256(out)}
         settings = artifacts.SETTINGS
         manifest = Manifest(

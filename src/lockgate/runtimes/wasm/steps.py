@@ -6,6 +6,7 @@ Rule 2: a step that dies is told from one that fails: the kernel's kill for memo
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ _TICK: Final = 1.0
 
 def step(what: str, arguments: list[str], limit: float, memory: int, progress: Progress) -> float:
     """Run one step of the workshop in a process of its own; returns its seconds."""
-    _memory_for(what, memory)
+    memory_for(what, memory)
     begun = time.monotonic()
     command = [sys.executable, "-I", "-m", "lockgate.runtimes.wasm.workshop", *arguments]
     with tempfile.TemporaryFile() as words:
@@ -63,7 +64,13 @@ def _failed(what: str, code: int, words: str, memory: int) -> EnvBuildFailed:
     )
 
 
-def _memory_for(what: str, need: int) -> None:
+def memory_for(what: str, need: int) -> None:
+    """Refuse a step that needs more memory than there is.
+
+    Raises:
+        EnvBuildFailed: says how much it takes and how much is free.
+
+    """
     free = available_memory()
     if free is not None and free < need:
         raise EnvBuildFailed(
@@ -73,19 +80,40 @@ def _memory_for(what: str, need: int) -> None:
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes that a new process could take: the system's, and those that this control group leaves."""
+    """Return the bytes that a new process could take: the system's, what each control group above leaves, the rlimit.
+
+    Source: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst; getrlimit(2).
+    """
     found = [int(line.split()[1]) * 1024 for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
     for line in _lines(proc / "self" / "cgroup"):
-        number, _, path = line.partition("::")
-        if number != "0":
-            continue
-        here = cgroup / path.strip().lstrip("/")
-        while here.is_relative_to(cgroup):
-            limit, used = _lines(here / "memory.max"), _lines(here / "memory.current")
-            if limit and used and limit[0].strip() != "max":
-                found.append(int(limit[0]) - int(used[0]))
-            here = here.parent
+        _, controllers, path = (*line.strip().split(":", 2), "", "")[:3]
+        if not controllers:
+            for top in (cgroup, cgroup / "unified"):
+                found += _left(top, path, "memory.max", "memory.current", ("inactive_file", "active_file"))
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            found += _left(cgroup / "memory", path, *names, ("total_inactive_file", "total_active_file"))
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        found.append(soft)
     return min(found) if found else None
+
+
+def _left(top: Path, path: str, limit: str, used: str, reclaimable: tuple[str, ...]) -> list[int]:
+    """Return what each group from `path` up to `top` leaves; files in its cache make room."""
+    found: list[int] = []
+    here = top / path.lstrip("/")
+    while here.is_relative_to(top):
+        most, now = _lines(here / limit), _lines(here / used)
+        if most and now and most[0].isdecimal():
+            cache = sum(
+                int(value)
+                for name, _, value in (line.partition(" ") for line in _lines(here / "memory.stat"))
+                if name in reclaimable
+            )
+            found.append(int(most[0]) - int(now[0]) + cache)
+        here = here.parent
+    return found
 
 
 def _lines(path: Path) -> list[str]:
