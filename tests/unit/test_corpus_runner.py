@@ -46,6 +46,8 @@ def test_what_must_hold_is_held_against_the_case() -> None:
         ({"dns_queries": 2}, False),
         ({"connect_ip": "10.0.0.1"}, False),
         ({"never_heard_of": True}, False),
+        ({"no_bytes_upstream": True, "upstream_contacted": False}, True),
+        ({"upstream_contacted": True}, False),
         ("x", False),
     ):
         assert run_cases([{**base, "must": must}])[0].passed is passed, must

@@ -29,6 +29,7 @@ _SIZES: Final = {"b": 1, "bytes": 1, "kb": 1000, "kib": 1024, "mb": 10**6, "mib"
 _SIZE: Final = re.compile(r"(?i)(\d+(?:\.\d+)?)\s*(bytes|[kmg]i?b|b)\b")
 _SIZED: Final = re.compile(r"(?i)bytes|size|total|upload|sent|volume")
 _MANY: Final = re.compile(r"(\d+)\s+distinct")
+_FACTS: Final = frozenset(("to", "host", "path", "body", "method", "budget", "note", "sink", "tool", "policy"))
 _ELLIPSIS: Final = re.compile(r"\A(?:\.\.\.|\u2026)")
 _CALL: Final = re.compile(r"\A\s*([A-Za-z_]\w*)\((.*)\)\s*\Z", re.DOTALL)
 _PUBLIC: Final = re.compile(r"(?i)search|post|tweet|comment|publish|issue|gist|paste|lookup|browse|fetch")
@@ -62,8 +63,8 @@ class Content:
         """Run one case, by what its input holds."""
         if "host_sequence" in given or "hosts" in given:
             return self._hosts(policy, given)
-        if "query" in given or "tool" in given or "call" in given:
-            return _call(given)
+        if "to" not in given and ("query" in given or "tool" in given or "call" in given):
+            return self._call(given)
         sizes = [name for name, value in given.items() if _SIZED.search(name) and _is_size(value)]
         if sizes:
             return _bytes(policy, given, sizes[0])
@@ -90,6 +91,8 @@ class Content:
         fields: Any = given.get("headers", given.get("fields", {}))
         pairs = tuple((bytes_of(str(k)).lower(), bytes_of(str(v))) for k, v in dict(fields).items())
         parts = [bytes_of(place), path, *(value for _, value in pairs), *bodies]
+        # Whatever else it is called, a text of a request leaves with it.
+        parts += [bytes_of(one) for name, one in given.items() if isinstance(one, str) and name not in _FACTS]
         if any(watch.feed(one) for one in parts if one):
             return Got("deny", "canary", {"killed": True})
         if isinstance(endpoint, Refusal):
@@ -105,6 +108,11 @@ class Content:
         judged = judge(policy, asked)
         # Nothing in it can be recognised: what is left is the budget.
         return got(judged) if not judged.allow else Got("allow", "residual")
+
+    def _call(self, given: dict[str, Any]) -> Got:
+        if any(self._needles.hit(one) for one in given.values() if isinstance(one, str)):
+            return Got("deny", "canary", {"killed": True})
+        return _call(given)
 
     def _hosts(self, policy: EgressPolicy, given: dict[str, Any]) -> Got:
         listed: Any = given.get("host_sequence", given.get("hosts"))

@@ -48,7 +48,7 @@ class _Server:
 
     def __init__(self, answers: Any, given: dict[str, Any]) -> None:
         sets = answers if isinstance(answers, list) else []  # pyright: ignore[reportUnknownVariableType]
-        if sets and not isinstance(sets[0], list):
+        if sets and not isinstance(sets[0], list | dict):
             sets = [sets]  # pyright: ignore[reportUnknownVariableType]
         self._sets: list[list[str]] = [_words(part) for part in sets]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         aliases: Any = given.get("cname", given.get("cnames", []))
@@ -102,6 +102,8 @@ class _Server:
 
 def _words(part: Any) -> list[str]:
     """Return the addresses, aliases and codes of one answer, in order; an alias may be written `a -> b -> address`."""
+    if isinstance(part, dict):
+        part = [one for value in part.values() for one in (value if isinstance(value, list) else [value])]  # pyright: ignore[reportUnknownVariableType]
     return [word.strip() for one in part for word in re.split(r"->|,", str(one)) if word.strip()]
 
 
