@@ -83,7 +83,9 @@ class MicrovmMachine(FramedMachine):
         try:
             if kind == dialog.FAILED:
                 failure = _failures.decode(body)
-                return self.failed("lease", failure.errno, f"{failure.step}: {failure.detail}")
+                late = "protocol" if failure.step == "protocol" else "ended"
+                step = late if self._leased else "lease"  # before the handshake nothing of the code was there
+                return self.failed(step, failure.errno, f"{failure.step}: {failure.detail}")
             if kind == layout.ACK:
                 self._leased = True
                 return None
