@@ -74,6 +74,14 @@ def test_explain_for_people(config: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "no entry names it" in shown.out + shown.err
 
 
+def test_explain_repeats_the_warning_of_the_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lockgate.toml"
+    path.write_text('[egress]\nallow = ["docs.google.com:443", "api.partner.example:443"]\n')
+    (warning,) = explained(path, "docs.google.com:443", capsys)["warnings"]  # type: ignore[misc]
+    assert "shared with strangers" in warning
+    assert explained(path, "api.partner.example:443", capsys)["warnings"] == []
+
+
 def test_a_destination_without_a_port_is_asked_back(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(["egress", "explain", "api.partner.example", "--config", str(config), "--json"]) == 2
     assert "api.partner.example:443" in json.loads(capsys.readouterr().out)["error"]["next_step"]

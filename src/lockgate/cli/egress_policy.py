@@ -54,6 +54,7 @@ def explain(
         "intercepted": None if rules is None else [msgspec.to_builtins(rule) for rule in rules.rules],
         "model": None if rules is None else rules.model,
         "dns": None if names is None else names.reason,
+        "warnings": _warnings(policy, verdict.rule),
         "policy": policy.hash,
         "line": line,
     }
@@ -70,10 +71,16 @@ def explain(
             ("reason", f"{verdict.reason}: {verdict.detail or sentence}"),
             ("next step", None if verdict.allow and not verdict.reported else step),
             ("each request", None if rules is None else _shown(rules.rules, rules.model)),
+            ("warning", "; ".join(_warnings(policy, verdict.rule)) or None),
             ("name lookups", None if names is None else SENTENCES[names.reason][0]),
             ("file", f"{found}:{line}" if line else str(found) if found else "(no configuration: an empty list)"),
         ]
     )
+
+
+def _warnings(policy: EgressPolicy, rule: str | None) -> list[str]:
+    """Return what loading said about the entry that decided."""
+    return [one.text for one in policy.warnings if rule == f"allow {one.entry}"]
 
 
 def _shown(rules: tuple[Any, ...], model: str | None) -> str:
