@@ -331,6 +331,32 @@ def test_a_plain_user_has_the_rung_too(wasm_start: WasmStart, open_folder: Path)
     assert done.stdout in ("rootless None True b'42'\n", "none no outer wall True b'42'\n"), done
 
 
+WITHOUT = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" "$@"'
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_host_without_user_namespaces(tmp_path: Path, wasm_start: WasmStart, accepted: bool) -> None:
+    """X3: a real one, in a namespace that allows no other: refused with what is missing, or flagged in every row."""
+    home = gate_home(tmp_path, "wasm")
+    (tmp_path / "code.py").write_text("host.call('echo', text='a')")
+    (tmp_path / "scope.toml").write_text(gate_scope(echo={}).to_toml())
+    lockgate = [sys.executable, "-m", "lockgate", "run", "--config", str(home), "--scope", str(tmp_path / "scope.toml")]
+    if accepted:
+        lockgate += ["--accept-weaker", "no outer wall"]
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", WITHOUT, *lockgate, str(tmp_path / "code.py")],
+        capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    if "unshare" in done.stderr:
+        pytest.skip(f"no user namespace can be made here to begin with: {done.stderr.strip()}")
+    assert done.returncode == (0 if accepted else 3), done
+    rows = list(reader.tail(tmp_path / "audit.db", 1000)) if accepted else []
+    if not accepted:
+        assert "missing: user namespaces" in done.stderr
+        assert "accept_weaker" in done.stderr
+    assert {row.weakness for row in rows if row.via == "code"} == ({"no outer wall"} if accepted else set())
+
+
 def test_the_doctor_asks_the_rung_too(wasm_gate: lg.sync.Gate) -> None:
     """X2: available because the attack suite ran in it and reached nothing; its walls are rows with what was seen."""
     report = wasm_gate.doctor()
