@@ -90,23 +90,23 @@ def test_cpu_seconds_count_sentry_and_children(boxes: Callable[..., object]) -> 
     assert done.killed_by == "cpu", done  # type: ignore[attr-defined]
 
 
-def test_the_clock_beats_a_sentry_that_hangs(boxes: Callable[..., object]) -> None:
+def test_the_clock_beats_a_sentry_that_hangs() -> None:
     """X5: the sentry is stopped from outside, as one that hangs is; the run ends at its wall clock all the same."""
-    client: Client = boxes.client  # type: ignore[attr-defined]
-    client.quiet(120, warm=1)
-    sentry = [pid for pid in descendants(client.process.pid) if _field(pid, "Uid") == "65534"]
-    assert sentry
-    ident = client.start("while True: pass", rung="gvisor", wall=5.0)
-    deadline = time.monotonic() + 60
-    while _field(sentry[0], "State") == "T" and time.monotonic() < deadline:
-        time.sleep(0.005)
-    for pid in sentry:
-        with contextlib.suppress(ProcessLookupError):  # a spare process of the sentry may be gone by now
-            os.kill(pid, signal.SIGSTOP)
-    done = client.finish(ident, 60)
-    assert (done.killed_by, done.exit_code) == ("wall", 124), done
-    client.quiet(60)
-    assert not [pid for pid in sentry if Path(f"/proc/{pid}").exists()]
+    with Client(**CHOICES) as client:
+        client.quiet(120, warm=1)
+        sentry = [pid for pid in descendants(client.process.pid) if _field(pid, "Uid") == "65534"]
+        assert sentry
+        ident = client.start("while True: pass", rung="gvisor", wall=5.0)
+        deadline = time.monotonic() + 60
+        while _field(sentry[0], "State") == "T" and time.monotonic() < deadline:
+            time.sleep(0.005)
+        for pid in sentry:
+            with contextlib.suppress(ProcessLookupError):  # a spare process of the sentry may be gone by now
+                os.kill(pid, signal.SIGSTOP)
+        done = client.finish(ident, 60)
+        assert (done.killed_by, done.exit_code) == ("wall", 124), done
+        client.quiet(120)
+        assert not [pid for pid in sentry if Path(f"/proc/{pid}").exists()]
 
 
 def _field(pid: int, name: str) -> str:
