@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -154,3 +155,15 @@ def test_the_verbs_say_what_is_there(capsys: pytest.CaptureFixture[str]) -> None
     assert {"name": "pandas", "version": "3.0.6"} in json.loads(capsys.readouterr().out)
     assert guarded(["wasm", "build", "--image", "torch"]) == 2
     assert "numpy-pandas, stdlib" in capsys.readouterr().err
+
+
+def test_without_the_fixed_streams_no_two_images_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: chance does reach an image, so that equal bytes say something."""
+    from lockgate.runtimes.wasm import workshop
+
+    found = built("stdlib")
+    monkeypatch.setattr(workshop, "_Stream", lambda: os.urandom)
+    images = {
+        hashlib.sha256(workshop.make_image("stdlib", found.cwasm, Path(found.stdlib))).hexdigest() for _ in range(2)
+    }
+    assert len(images | {found.image_sha256}) == 3
