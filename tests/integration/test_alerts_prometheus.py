@@ -16,8 +16,9 @@ import pytest
 
 from alerts_receiver import alerts_config, until
 from lockgate.alerts.metrics import rules
-from lockgate.alerts.start import start_alerter
+from lockgate.alerts.start import AlerterProcess, start_alerter
 from lockgate.audit.denials import egress_row
+from lockgate.contract.errors import HostFault
 
 PROMTOOL = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.defpath}")
 # scripts/setup.sh gets it where it may; there its absence is a failure.
@@ -47,13 +48,10 @@ def test_prometheus_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
 
 def test_the_counters_are_served_and_written(tmp_path: Path, audit_link: Any) -> None:
     """E4: the endpoint and the textfile say the same, with no destination in a label; promtool takes the text."""
-    port = free_port()
-    config = alerts_config(tmp_path, "", textfile="lockgate.prom", metrics=f"127.0.0.1:{port}")
     link = audit_link()
     link.client.ready()
-    alerter = start_alerter(config, tmp_path / "audit.db")
+    alerter, port = started(tmp_path)
     try:
-        alerter.wait_ready()
         link.client.commit(
             egress_row(
                 kind="connect", reason="not_allowed", rule="deny", destination="evil.test:443",
@@ -80,8 +78,20 @@ def test_the_counters_are_served_and_written(tmp_path: Path, audit_link: Any) ->
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def free_port() -> int:
-    """A port that was free a moment ago; the alerter's own error would name one that is not."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def started(home: Path) -> tuple[AlerterProcess, int]:
+    """Start an alerter with a port that was free a moment ago; another one when somebody took it meanwhile."""
+    for attempt in range(5):
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = int(sock.getsockname()[1])
+        config = alerts_config(home, "", textfile="lockgate.prom", metrics=f"127.0.0.1:{port}")
+        alerter = start_alerter(config, home / "audit.db")
+        try:
+            alerter.wait_ready()
+        except HostFault as error:
+            alerter.close()
+            if "cannot listen" not in error.message or attempt == 4:
+                raise
+        else:
+            return alerter, port
+    raise AssertionError("unreachable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alerts_receiver import Receiver, alerts_config, until, webhook_sink
-from gate_fixtures import CONFIG, gate_home, gate_scope
 
 import lockgate as lg
+from alerts_receiver import Receiver, alerts_config, until, webhook_sink
+from gate_fixtures import CONFIG, gate_home, gate_scope
 from lockgate.audit import reader
 
 
@@ -105,3 +106,23 @@ def test_an_alerter_that_cannot_start_is_named(tmp_path: Path, receiver: Receive
     state.chmod(0o600)
     with pytest.raises(lg.HostFault, match="alerter"), lg.sync.Gate(path):
         pass
+
+
+def test_the_same_without_blocking(tmp_path: Path, receiver: Receiver) -> None:
+    """E4: the asynchronous Gate tells too, and replaces its alerter while it only waits."""
+
+    async def main() -> tuple[str | None, str | None, bool]:
+        async with lg.Gate(home(tmp_path, receiver)) as gate, gate.run_scope(gate_scope()) as run:
+            first = (await run.try_call("nothing_one")).audit_id
+            children: Any = gate._session._children
+            old = children.alerter.process.pid
+            os.kill(old, signal.SIGKILL)
+            deadline = asyncio.get_running_loop().time() + 60
+            while children.alerter.process.pid == old and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            second = (await run.try_call("nothing_two")).audit_id
+            return first, second, children.alerter.process.pid != old
+
+    first, second, replaced = asyncio.run(main())
+    assert replaced
+    receiver.wait(lambda found: {first, second} <= {one.json["event"]["audit_id"] for one in found})
