@@ -26,7 +26,8 @@ from lockgate.egress import confine
 from lockgate.egress.client import Control
 from lockgate.egress.dns import Responder
 from lockgate.egress.inside import Plan
-from lockgate.egress.keeper import CONNECT_SECONDS, Names, Proxy
+from lockgate.egress.keeper import CONNECT_SECONDS, Proxy
+from lockgate.egress.names import Names
 from lockgate.egress.namespace import FORWARDED, Ended, Namespace
 from lockgate.egress.preface import preface
 from lockgate.egress.view import View
@@ -172,7 +173,7 @@ class Confined:
             stack.callback(namespace.close)
             namespace.prepare()
             responder.ipv6 = namespace.ipv6
-            proxy = Proxy(namespace.served, gateway, responder)
+            proxy = Proxy(namespace.served, gateway, responder, self._ring)
             events = (self._control.fileno(), self._told)
             names = Names(
                 namespace.served,
