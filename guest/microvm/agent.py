@@ -5,10 +5,14 @@ Rule 2: nothing runs before the handshake: fresh entropy into the kernel, its ge
         generator in this interpreter seeded anew. A clone that skipped it would draw the same bytes as all others.
 Rule 3: whatever goes wrong here ends PID 1, and with it the machine. There is no second lease.
 
-Descriptors from init: 3 = control, 4 = call. Control, to the host: before the lease one line, "R" + JSON ("F" and the
-reason when it cannot work). From the host: LEASE, its header, JSON of the bounds; then the bytes for the worker. To
-the host after the lease: frames, u8 kind, u32 length, payload: "c" what the worker says on its control descriptor,
-"o" and "e" its two streams, "s" JSON {status, oom, refused, full} as this side sees the worker.
+Descriptors from init: 3 = control, 4 = call. Where the machine has virtio sockets and no ports (argument "vsock") the
+agent listens on 52 (control) and 53 (call) instead: a listener survives a snapshot, a connection does not. It says its
+first line on a connection that it closes before the snapshot, and accepts one more on each for the lease.
+
+Control, to the host: before the lease one line, "R" + JSON ("F" and the reason when it cannot work). From the host:
+LEASE, its header, JSON of the bounds; then the bytes for the worker. To the host after the lease: frames, u8 kind, u32
+length, payload: "c" what the worker says on its control descriptor, "o" and "e" its two streams, "s" JSON {status, oom,
+refused, full} as this side sees the worker.
 """
 
 import contextlib
@@ -103,12 +107,48 @@ def load_guest():
     return modules["runner"]
 
 
+class Vsock:
+    """The two listeners of a machine without ports; whoever connects is the host, nobody else can."""
+
+    def __init__(self):
+        self.listeners = []
+        for port in (52, 53):
+            one = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+            one.bind((socket.VMADDR_CID_ANY, port))
+            one.listen(1)
+            self.listeners.append(one)
+
+    def greet(self, line):
+        """Say the first line, and see the connection to its end: nothing of it may be under way at the snapshot."""
+        stream = self.listeners[0].accept()[0]
+        with stream:
+            stream.sendall(line)
+            stream.shutdown(socket.SHUT_WR)
+            while stream.recv(4096):
+                pass
+
+    def connect(self):
+        """Accept the lease's two connections, as descriptors 3 and 4, and listen no more."""
+        streams = [one.accept()[0] for one in self.listeners]
+        for one in self.listeners:
+            one.close()
+        high = [fcntl.fcntl(one.detach(), fcntl.F_DUPFD, 64) for one in streams]
+        for target, fd in enumerate(high, CONTROL):
+            os.dup2(fd, target)
+            os.close(fd)
+
+
 class Agent:
     """One machine: what is warm, then its one lease."""
 
-    def __init__(self):
+    def __init__(self, vsock):
         self.step = "start"
         self.groups = -1
+        self.vsock = None
+        if vsock:
+            for fd in (CONTROL, CALL):  # taken, so that nothing else lands there
+                os.dup2(0, fd)
+            self.vsock = Vsock()
 
     # ---- before the snapshot -------------------------------------------------------------------------------------
     def prepare(self):
@@ -410,10 +450,14 @@ class Pump:
 
 def main():
     """Be the agent; return only in a hardened worker, with what is left to call."""
-    agent = Agent()
+    agent = Agent("vsock" in sys.argv)
     try:
-        facts = agent.prepare()
-        write_all(CONTROL, b"R" + json.dumps(facts).encode() + b"\n")
+        line = b"R" + json.dumps(agent.prepare()).encode() + b"\n"
+        if agent.vsock is None:
+            write_all(CONTROL, line)
+        else:
+            agent.vsock.greet(line)
+            agent.vsock.connect()
         agent.step = "lease"
         bounds = agent.take_lease()
         agent.bind(bounds)

@@ -87,16 +87,17 @@ static long device(const char *path)
     return -1;
 }
 
-/* /modules names one file a line, in the order in which they must be loaded. A kernel with everything built in has none. */
-static void modules(void)
+/* `names` holds one file a line, in the order in which they must be loaded. A kernel with everything built in has none. */
+static void modules(const char *names)
 {
     static char list[4096];
-    long fd = call(SYS_open, (long)"/modules", O_RDONLY, 0, 0, 0);
+    long fd = call(SYS_open, (long)names, O_RDONLY, 0, 0, 0);
     if (fd == -ENOENT)
         return;
-    need(fd, "modules");
+    need(fd, names);
     long size = call(SYS_read, fd, (long)list, sizeof list - 1, 0, 0);
-    need(size, "modules");
+    need(size, names);
+    list[size] = 0;
     call(SYS_close, fd, 0, 0, 0, 0);
     for (char *name = list; *name;) {
         char *end = name;
@@ -162,9 +163,10 @@ static void standard(void)
     }
 }
 
-__attribute__((noreturn)) static void run(void)
+/* `vsock`: this machine has virtio sockets, on which the agent listens, and no ports. */
+__attribute__((noreturn)) static void run(int vsock)
 {
-    static char *const argv[] = {"/usr/bin/python3", "-I", "-S", "-B", "/tmp/agent.py", 0};
+    char *const argv[] = {"/usr/bin/python3", "-I", "-S", "-B", "/tmp/agent.py", vsock ? "vsock" : 0, 0};
     static char *const environment[] = {"OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1",
                                         "NUMEXPR_NUM_THREADS=1", 0};
     call(SYS_umask, 022, 0, 0, 0, 0);
@@ -172,7 +174,9 @@ __attribute__((noreturn)) static void run(void)
     directory("/image", 0755);
     fresh("devtmpfs", "/kernel", MS_NOSUID | MS_NOEXEC, "");
     standard();
-    modules();
+    modules("/modules");
+    if (vsock)
+        modules("/modules.vsock");
     /* The order of two disks is the machine's affair: the root image is the one that has the agent. */
     const char *packages = "/kernel/vdb";
     image("/kernel/vda", "/image");
@@ -180,7 +184,8 @@ __attribute__((noreturn)) static void run(void)
         packages = "/kernel/vda";
         image("/kernel/vdb", "/image"); /* over the other one, which is mounted again where it belongs */
     }
-    ports();
+    if (!vsock)
+        ports();
     fresh("tmpfs", "/image/dev", MS_NOSUID | MS_NOEXEC, "size=4k,nr_inodes=8,mode=755");
     node("/image/dev/null", 1, 3);
     node("/image/dev/zero", 1, 5);
@@ -199,8 +204,18 @@ __attribute__((noreturn)) static void run(void)
         ;
 }
 
-__asm__(".globl _start\n_start:\n\txor %ebp, %ebp\n\tand $-16, %rsp\n\tcall begin\n");
-__attribute__((noreturn, used)) void begin(void)
+static int same(const char *one, const char *other)
 {
-    run();
+    while (*one && *one == *other) {
+        one++;
+        other++;
+    }
+    return *one == *other;
+}
+
+/* The stack of a new program: argc, argv[0], ... What the kernel's command line has behind `--` comes last. */
+__asm__(".globl _start\n_start:\n\txor %ebp, %ebp\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begin\n");
+__attribute__((noreturn, used)) void begin(const long *stack)
+{
+    run(stack[0] > 1 && same((const char *)stack[stack[0]], "vsock"));
 }

@@ -17,6 +17,8 @@ from lockgate.contract.errors import CannotIsolate
 
 # What the guest needs. A kernel that has them built in names them in modules.builtin instead.
 DRIVERS: Final = ("virtio_mmio", "virtio_blk", "virtio_console", "erofs")
+# What a VMM without ports needs beside them; loaded on its word only, since code must find no such socket elsewhere.
+VSOCK: Final = ("vmw_vsock_virtio_transport",)
 _BLOCK: Final = 512
 
 
@@ -33,18 +35,25 @@ def cpio(files: Iterable[tuple[str, int, bytes]]) -> bytes:
     return bytes(out)
 
 
-def build(init: bytes, modules: list[tuple[str, bytes]]) -> bytes:
-    """Return the initramfs with `init` and the kernel modules, which init loads in this order."""
+def build(init: bytes, modules: list[tuple[str, bytes]], vsock: list[tuple[str, bytes]] | None = None) -> bytes:
+    """Return the initramfs with `init` and the kernel modules, which init loads in this order.
+
+    Args:
+        vsock: further ones that it loads only where the machine has virtio sockets in the place of ports.
+
+    """
     files: list[tuple[str, int, bytes]] = [
         # The kernel opens its console before it starts init; without the node there are no descriptors 0 to 2.
         ("dev", stat.S_IFDIR | 0o755, b""),
         ("init", stat.S_IFREG | 0o755, init),
     ]
+    for listing, group in (("modules", modules), ("modules.vsock", vsock or [])):
+        if group:
+            names = "".join(f"/m/{name}\n" for name, _ in group)
+            files.append((listing, stat.S_IFREG | 0o600, names.encode()))
     if modules:
         files.append(("m", stat.S_IFDIR | 0o700, b""))
-        files += [(f"m/{name}", stat.S_IFREG | 0o600, content) for name, content in modules]
-        listing = "".join(f"/m/{name}\n" for name, _ in modules)
-        files.append(("modules", stat.S_IFREG | 0o600, listing.encode()))
+        files += [(f"m/{name}", stat.S_IFREG | 0o600, content) for name, content in (*modules, *(vsock or []))]
     return cpio(files)
 
 

@@ -7,6 +7,7 @@ Rule 3: a kernel of ours is checked line by line after its configuration: an opt
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -109,7 +110,11 @@ def add(
     progress("compiling init")
     program = compile_init(init, work)
     files = [] if modules is None else initrd.module_files(modules)
-    archive = initrd.build(program, [(file.name, file.read_bytes()) for file in files])
+    more: list[Path] = []
+    with contextlib.suppress(CannotIsolate):  # a kernel without virtio sockets serves where the machine has ports
+        more = [] if modules is None else initrd.module_files(modules, (*initrd.DRIVERS, *initrd.VSOCK))[len(files) :]
+    groups = [[(file.name, file.read_bytes()) for file in group] for group in (files, more)]
+    archive = initrd.build(program, *groups)
     found = _RELEASE.search(kernel)
     info = KernelInfo(
         key=digest_of(kernel, archive)[:32],
