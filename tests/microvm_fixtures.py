@@ -17,6 +17,8 @@ from lockgate.runtimes.microvm.runtime import MicrovmRuntime, MicrovmTemplate
 from lockgate.runtimes.microvm.store import Choice, Store
 from lockgate.runtimes.protocol import TemplateSpec
 
+# A guest for negative controls: no handshake, and a worker that gave up nothing. One snapshot serves all of them.
+OPEN = {"handshake": False, "open": True}
 VENV = Path(__file__).parents[1] / ".venv"
 _chosen = {"store": VENV / "microvm", "emulated": True}
 

@@ -24,7 +24,7 @@ from lockgate.runtimes.microvm.runtime import MicrovmRuntime, MicrovmTemplate
 from lockgate.runtimes.microvm.store import Choice, Store
 from lockgate.runtimes.protocol import Machine, TemplateSpec
 from lockgate.runtimes.single import Outcome, run_once
-from microvm_fixtures import VENV, choices, emulated
+from microvm_fixtures import OPEN, VENV, choices, emulated
 from supervisor_client import descendants
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,7 +62,7 @@ def test_twenty_clones_draw_twenty_times(microvm_template: MicrovmTemplate) -> N
 
 def test_without_the_handshake_clones_draw_the_same(microvm_choice: Choice) -> None:
     """Negative control: else the test above could not fail."""
-    template = MicrovmRuntime(choices(), settings={"handshake": False}).start(TemplateSpec())
+    template = MicrovmRuntime(choices(), settings=OPEN).start(TemplateSpec())
     try:
         first, second, third = (value(run(template, DRAWS)) for _ in range(3))
     finally:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import lockgate as lg
@@ -13,8 +14,12 @@ import microvm_fixtures
 from gate_fixtures import gate_home, gate_scope
 from lockgate.audit import reader
 from lockgate.cli.app import guarded
+from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate
-from lockgate.runtimes import attack, controls
+from lockgate.runtimes import attack
+from lockgate.runtimes.microvm.runtime import MicrovmRuntime
+from lockgate.runtimes.protocol import TemplateSpec
+from lockgate.runtimes.single import run_once
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -69,7 +74,7 @@ def test_hardware_is_never_replaced_by_emulation(tmp_path: Path, rung_or_skip: C
 def test_no_primitive_answers_inside_a_machine(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], rung_or_skip: Callable[[str], None]
 ) -> None:
-    """X1, X4, X8: the whole attack suite, through the Gate; beside it what the same list reaches without a sandbox."""
+    """X1, X4, X8: the whole attack suite, through the Gate."""
     rung_or_skip("microvm")
     config = gate_home(tmp_path, "microvm")
     config.write_text(config.read_text().replace("wall = 20.0", "wall = 200.0\ncpu = 200.0"))  # it is emulated
@@ -81,9 +86,22 @@ def test_no_primitive_answers_inside_a_machine(
     assert (code, found["reached"]) == (0, [])
     assert found["total"] >= 150
     assert {leak["id"] for leak in found["allowed_leaks"]} == {leak.id for leak in attack.ALLOWED["microvm"]}
-    outside = controls.control_none()  # negative control: the same list, with nothing around it
-    assert sum(row.reached for row in outside) >= 60
-    assert len(outside) == found["total"]
+
+
+def test_the_same_probes_answer_where_the_worker_gave_up_nothing(rung_or_skip: Callable[[str], None]) -> None:
+    """Negative control: in a guest whose worker kept its rights the same list reaches its primitives."""
+    rung_or_skip("microvm")
+    template = MicrovmRuntime(microvm_fixtures.choices(), settings=microvm_fixtures.OPEN).start(TemplateSpec())
+    try:
+        bounds = Bounds(wall=200, cpu=200)
+        outcome = run_once(template, attack.program().encode(), bounds, patience=60)
+    finally:
+        template.close()
+    assert outcome.result is not None, outcome
+    found = attack.rows(msgspec.json.decode(outcome.result.value or b"null"))
+    report = attack.judge("microvm", found, attack.Controls(rows={}, missing={}))
+    assert len(report.reached) >= 40, report.reached
+    assert {"Escape", "HostDoS"} <= {row.goal for row in report.reached}
 
 
 def test_a_guest_cannot_forge_the_loader(tmp_path: Path, rung_or_skip: Callable[[str], None]) -> None:
