@@ -17,6 +17,7 @@ import http.server
 import json
 import os
 import select
+import shutil
 import socket
 import socketserver
 import ssl
@@ -313,6 +314,8 @@ def main() -> None:
     sys.stdout.flush()
     while os.read(0, 4096):
         pass
+    # Also where the tests were killed and cannot clean up themselves.
+    shutil.rmtree(directory.parent if directory.parent.name.startswith("egress-world-") else directory)
 
 
 if __name__ == "__main__":
