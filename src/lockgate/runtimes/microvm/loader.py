@@ -19,6 +19,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -31,6 +32,8 @@ from lockgate.kernel import mounts_unsafe as mounts
 from lockgate.kernel import process_unsafe as process
 from lockgate.runtimes import dialog
 from lockgate.runtimes.microvm import cage, qemu, snapshot
+from lockgate.runtimes.microvm.firecracker import jail, shim
+from lockgate.runtimes.microvm.firecracker.machine import ident
 from lockgate.runtimes.microvm.machines import IN, Poll, Vm, number_of
 from lockgate.runtimes.microvm.vmm import Plan
 
@@ -52,12 +55,20 @@ class Loader:
         self.files: dict[str, int] = {}
         self.state = -1
         self.tree = ""
+        self.yard: Path | None = None
+        self.cages: dict[int, jail.Jail] = {}
         self.targets = (-1, -1)
 
     # ---- once ----------------------------------------------------------------------------------------------------
     def prepare(self) -> None:
         """Open what every machine gets, then make the cage's tree in a mount namespace of our own."""
         guest = self.plan.guest
+        if self.plan.vmm == "firecracker":  # its jailer makes the cages, from files that are opened by name
+            self.step = "root"
+            jail.need_root()
+            self.step = "yard"
+            self.yard = jail.yard(Path(self.plan.yard))
+            return
         for name, path in (("kernel", guest.kernel), ("initrd", guest.initrd), ("root", guest.root),
                            ("packages", guest.packages)):  # fmt: skip
             if path is not None:
@@ -88,6 +99,13 @@ class Loader:
     def start(self, number: int, given: dict[str, int], *, cold: bool) -> tuple[int, int]:
         """Start one VMM in its cage: (pid, pidfd). `given`: its own descriptors by name, "words" for what it writes."""
         self.step = "clone"
+        if self.yard is not None:
+            one = jail.Jail(self.yard, ident(), self.plan.base + number)
+            pid, pidfd = process.clone_slot(shim.NAMESPACES)
+            if pid == 0:
+                shim.run(self.plan, one, given, cold=cold)
+            self.cages[pid] = one
+            return pid, pidfd
         descriptors = {qemu.FDS[name]: fd for name, fd in {**self.files, **given}.items() if name != "words"}
         program = qemu.program(self.plan, cold=cold)
         go_read, go_write = os.pipe()
@@ -150,12 +168,12 @@ class Loader:
         guest, guest_end = socket.socketpair()
         wire, wire_end = socket.socketpair()
         words, words_end = os.pipe2(os.O_CLOEXEC)
-        state = os.open(f"/proc/self/fd/{self.state}", os.O_RDONLY | os.O_CLOEXEC)  # an offset of its own
+        given = {
+            "control": guest_end.fileno(), "call": channel, "monitor": wire_end.fileno(), "words": words_end,
+        }  # fmt: skip
+        if self.state >= 0:  # each reads it from an offset of its own
+            given["state"] = os.open(f"/proc/self/fd/{self.state}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            given = {
-                "control": guest_end.fileno(), "call": channel, "monitor": wire_end.fileno(), "state": state,
-                "words": words_end,
-            }  # fmt: skip
             pid, pidfd = self.start(number, given, cold=False)
         except BaseException:
             guest.close()
@@ -166,7 +184,8 @@ class Loader:
             guest_end.close()
             wire_end.close()
             os.close(words_end)
-            os.close(state)
+            if "state" in given:
+                os.close(given["state"])
         os.close(channel)
         self.vms.add(
             Vm(
@@ -174,7 +193,8 @@ class Loader:
                 pid=pid,
                 pidfd=pidfd,
                 number=number,
-                monitor=qemu.Monitor(cold=False),
+                monitor=qemu.Monitor(cold=False) if self.yard is None else shim.Monitor(),
+                begin=b"" if self.yard is None else shim.START,
                 wire=wire,
                 guest=guest,
                 words=words,
@@ -182,10 +202,21 @@ class Loader:
                 out=out,
                 err=err,
                 lease_seconds=self.plan.lease_seconds,
-                gone=self.vms.discard,
+                gone=self._over,
             )
         )
         self._send({"spawned": pid}, (pidfd,))
+
+    def _over(self, vm: Vm) -> None:
+        """A machine is reaped: take its cage away."""
+        self.vms.discard(vm)
+        self.clear(vm.pid)
+
+    def clear(self, pid: int) -> None:
+        """Take away the cage of a VMM that is reaped."""
+        cage_of = self.cages.pop(pid, None)
+        if cage_of is not None:
+            shutil.rmtree(cage_of.root.parent, ignore_errors=True)
 
     def _send(self, message: dict[str, object], fds: tuple[int, ...] = ()) -> None:
         """Send one message to the supervisor, which always reads."""
@@ -204,6 +235,8 @@ class Loader:
         """The supervisor is gone: so is everything here."""
         for vm in list(self.vms):
             vm.kill()
+        if self.yard is not None:
+            jail.leave(self.yard)
         os._exit(0)
 
 

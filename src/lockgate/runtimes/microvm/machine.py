@@ -7,6 +7,7 @@ Rule 2: "S" is the guest's word about its own run: it names a bound that ended t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Final
 
@@ -45,6 +46,11 @@ class MicrovmMachine(FramedMachine):
 
     _leased = False
     _pressed: tuple[KilledBy, ...] = ()
+
+    def placed(self) -> None:
+        """Its control group stands: what is born in it may begin. A full or closed socket has told the loader more."""
+        with contextlib.suppress(OSError):
+            self.control.send(layout.PLACED)
 
     def header(self, code: bytes, bounds: Bounds) -> bytes:
         """Return the lease: the bounds that the machine takes on for this run, then what goes before any code."""

@@ -77,7 +77,8 @@ class Vm:
         pid: of its VMM, and a pidfd of it.
         number: of the host id that it has.
         guest: our end of its control port. wire: our end of its monitor. words: what the VMM writes.
-        control: the supervisor's side of it; None in a machine that only makes a snapshot.
+        begin: what makes the VMM start, once the machine stands in its control group; empty = it has started.
+        control: the supervisor's side of it.
         out: write end of the run's stdout. err: the same.
 
     """
@@ -93,6 +94,7 @@ class Vm:
         wire: socket.socket,
         guest: socket.socket,
         words: int,
+        begin: bytes = b"",
         control: socket.socket,
         out: int,
         err: int,
@@ -106,6 +108,7 @@ class Vm:
         self._monitor = monitor
         self._wire, self._guest, self._words, self._control = wire, guest, words, control
         self._streams = {ord("o"): out, ord("e"): err}
+        self._begin: bytes | None = begin
         self._lease_seconds = lease_seconds
         self._gone = gone
         self._said = bytearray()
@@ -289,6 +292,11 @@ class Vm:
             self.state = "over"
             self.kill()
             return
+        if self._begin is not None and data[:1] == layout.PLACED:
+            data = data[1:]
+            begin, self._begin = self._begin, None
+            with contextlib.suppress(OSError):  # a VMM that is gone is told by its pidfd
+                self._wire.send(begin) if begin else 0
         if self.state == "running":
             self._to_guest += data
             self._push()

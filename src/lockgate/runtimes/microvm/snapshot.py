@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockgate.runtimes import dialog
 from lockgate.runtimes.microvm import qemu
+from lockgate.runtimes.microvm.firecracker import shim
 from lockgate.runtimes.microvm.qmp import QmpError
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ def make(loader: Loader) -> dict[str, Any]:
         loader.step = "boot"
         facts = _agent(guest, words, pidfd, time.monotonic() + plan.seconds)
         loader.step = "freeze"
-        _freeze(wire, state, time.monotonic() + _QMP_SECONDS)
+        if loader.yard is None:
+            _freeze(wire, state, time.monotonic() + _QMP_SECONDS)
+        else:
+            _freeze_jailed(wire, time.monotonic() + _QMP_SECONDS)
         if not select.select([pidfd], [], [], _QMP_SECONDS)[0]:
             raise OSError(errno.ETIMEDOUT, "the VMM did not end after its snapshot")
     finally:
@@ -109,9 +113,11 @@ def make(loader: Loader) -> dict[str, Any]:
         os.waitpid(pid, 0)
         for one in (guest, call, wire):
             one.close()
-    loader.step = "write"
-    _write(loader.files["ram"], loader.targets[0], plan.guest.memory)
-    _write(state, loader.targets[1], STATE_BYTES)
+        loader.clear(pid)
+    if loader.yard is None:  # a jailed machine's files have their places already
+        loader.step = "write"
+        _write(loader.files["ram"], loader.targets[0], plan.guest.memory)
+        _write(state, loader.targets[1], STATE_BYTES)
     return facts
 
 
@@ -164,6 +170,21 @@ def _freeze(wire: socket.socket, state: int, deadline: float) -> None:
 def target(path: str) -> int:
     """Return a new file at `path`, for `make` to fill."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+
+
+def _freeze_jailed(wire: socket.socket, deadline: float) -> None:
+    """Have a jailed machine write its snapshot to the places of the plan."""
+    monitor = shim.Monitor()
+    wire.sendall(shim.FREEZE)
+    while not monitor.saved:
+        wire.settimeout(max(deadline - time.monotonic(), 0.01))
+        try:
+            data = wire.recv(4096)
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, "the VMM did not write its snapshot in time") from None
+        if not data:
+            raise QmpError("the VMM ended while it wrote its snapshot")
+        monitor.feed(data)
 
 
 def _write(source: int, target: int, most: int) -> None:

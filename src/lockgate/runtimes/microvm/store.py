@@ -55,6 +55,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         binary: path of the VMM. version: as it says itself. sha256: of the binary.
+        jailer: path of Firecracker's, empty for QEMU.
         memory: the widest memory bound of a run, bytes.
         append: the kernel's command line.
 
@@ -68,6 +69,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     kernel: KernelInfo
     memory: int
     append: str
+    jailer: str = ""
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         binary: the VMM. state: the device state. ram: the memory of the snapshot; both are written in mode "boot".
         base: the first of the host ids that machines get, 0 for a supervisor that is not root.
         seconds: the longest cold boot. lease_seconds: the longest wait for the handshake.
+        jailer: Firecracker's. yard: directory of its cages.
         view: (path here, path in the cage) of all that the VMM's process sees of this host: itself and its libraries.
 
     """
@@ -80,6 +81,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     base: int
     seconds: float
     lease_seconds: float
+    jailer: str = ""
+    yard: str = ""
     view: tuple[tuple[str, str], ...] = ()
 
 

@@ -31,7 +31,13 @@ from lockgate.runtimes.microvm.firecracker.jail import UID_BASE, UIDS, Jail, Lim
 MiB: Final = 1024 * 1024
 CONTROL_PORT: Final = 52
 CALL_PORT: Final = 53
-_VSOCK: Final = "v.sock"
+VSOCK: Final = "v.sock"
+LOAD: Final[Mapping[str, object]] = {
+    "snapshot_path": "/s",
+    "mem_backend": {"backend_type": "File", "backend_path": "/m"},
+    "resume_vm": False,
+}
+SAVE: Final[Mapping[str, object]] = {"snapshot_type": "Full", "snapshot_path": "/s", "mem_file_path": "/m"}
 _CID: Final = 3
 _VMM_BYTES: Final = 64 * MiB
 _LOAD_SECONDS: Final = 5.0
@@ -112,12 +118,10 @@ class Clone:
         deadline = time.monotonic() + _LOAD_SECONDS
         try:
             files = {"s": frozen.state, "m": frozen.ram}
-            self.jail.prepare({**files, **_drives(frozen.drives)})
+            self.jail.prepare({**files, **drives(frozen.drives)})
             self.jail.start(binaries, Limits(memory=frozen.memory + _VMM_BYTES))
             self._api = Api(self.jail.path("api.sock"), self.jail.pidfd, deadline)
-            memory = {"backend_type": "File", "backend_path": "/m"}
-            body = {"snapshot_path": "/s", "mem_backend": memory, "resume_vm": False}
-            self._api.put("/snapshot/load", body, deadline)
+            self._api.put("/snapshot/load", LOAD, deadline)
         except BaseException as error:
             _tell(self.jail, error)
             self.destroy()
@@ -137,7 +141,7 @@ class Clone:
         deadline = time.monotonic() + seconds
         try:
             self._api.patch("/vm", {"state": "Resumed"}, deadline)
-            path = self.jail.path(_VSOCK)
+            path = self.jail.path(VSOCK)
             control = vsock(path, CONTROL_PORT, self.jail.pidfd, deadline)
             try:
                 return control, vsock(path, CALL_PORT, self.jail.pidfd, deadline)
@@ -180,17 +184,16 @@ def freeze(recipe: Recipe, base: Path, target: Path, binaries: Binaries, *, uids
     jail = Jail(base, ident(), uids.take())
     target.mkdir(parents=True, mode=0o700)
     try:
-        given = {"k": recipe.kernel, **({"i": recipe.initrd} if recipe.initrd else {}), **_drives(recipe.drives)}
+        given = {"k": recipe.kernel, **({"i": recipe.initrd} if recipe.initrd else {}), **drives(recipe.drives)}
         kept = {name: _keep(path, target / name) for name, path in given.items()}
         jail.prepare(kept)
         jail.start(binaries, Limits(memory=2 * recipe.memory + _VMM_BYTES, fsize=False))
         api = Api(jail.path("api.sock"), jail.pidfd, deadline)
-        for path, body in _boot(recipe):
+        for path, body in boot_calls(recipe):
             api.put(path, body, deadline)
-        _greeting(jail, deadline)
+        greeting(jail.path(VSOCK), jail.pidfd, deadline)
         api.patch("/vm", {"state": "Paused"}, deadline)
-        body = {"snapshot_type": "Full", "snapshot_path": "/s", "mem_file_path": "/m"}
-        api.put("/snapshot/create", body, deadline)
+        api.put("/snapshot/create", SAVE, deadline)
         api.close()
         jail.kill()
         for name in ("s", "m"):
@@ -204,11 +207,11 @@ def freeze(recipe: Recipe, base: Path, target: Path, binaries: Binaries, *, uids
     finally:
         jail.destroy()
         uids.give_back(jail.uid)
-    drives = tuple(kept[name] for name in _drives(recipe.drives))
-    return Frozen(target / "s", target / "m", drives, recipe.memory)
+    images = tuple(kept[name] for name in drives(recipe.drives))
+    return Frozen(target / "s", target / "m", images, recipe.memory)
 
 
-def _boot(recipe: Recipe) -> list[tuple[str, Mapping[str, object]]]:
+def boot_calls(recipe: Recipe) -> list[tuple[str, Mapping[str, object]]]:
     """Return the calls that boot a machine: no network interface, no metadata service, no balloon."""
     source: dict[str, object] = {"kernel_image_path": "/k", "boot_args": recipe.append}
     if recipe.initrd is not None:
@@ -216,15 +219,16 @@ def _boot(recipe: Recipe) -> list[tuple[str, Mapping[str, object]]]:
     calls: list[tuple[str, Mapping[str, object]]] = [
         ("/machine-config", {"vcpu_count": 1, "mem_size_mib": recipe.memory // MiB}),
         ("/boot-source", source),
-        ("/vsock", {"guest_cid": _CID, "uds_path": f"/{_VSOCK}"}),
+        ("/vsock", {"guest_cid": _CID, "uds_path": f"/{VSOCK}"}),
     ]
-    for number, name in enumerate(_drives(recipe.drives)):
+    for number, name in enumerate(drives(recipe.drives)):
         drive = {"drive_id": name, "path_on_host": f"/{name}", "is_root_device": number == 0, "is_read_only": True}
         calls.append((f"/drives/{name}", drive))
     return [*calls, ("/actions", {"action_type": "InstanceStart"})]
 
 
-def _drives(paths: tuple[Path, ...]) -> dict[str, Path]:
+def drives(paths: tuple[Path, ...]) -> dict[str, Path]:
+    """Return the files of a machine's drives by the names that they have in its cage."""
     return {f"drive{number}": path for number, path in enumerate(paths)}
 
 
@@ -243,7 +247,7 @@ def _keep(path: Path, target: Path) -> Path:
     return target
 
 
-def _greeting(jail: Jail, deadline: float) -> str:
+def greeting(path: str, pidfd: int, deadline: float) -> str:
     """Return the line with which the guest says that it is ready.
 
     The guest closes that connection, and its end is waited for. Were it closed from here, the guest's answer to that
@@ -251,9 +255,9 @@ def _greeting(jail: Jail, deadline: float) -> str:
     """
     while True:
         try:
-            stream = vsock(jail.path(_VSOCK), CONTROL_PORT, jail.pidfd, deadline)
+            stream = vsock(path, CONTROL_PORT, pidfd, deadline)
         except HostFault:
-            if time.monotonic() > deadline or select.select([jail.pidfd], [], [], _RETRY)[0]:
+            if time.monotonic() > deadline or select.select([pidfd], [], [], _RETRY)[0]:
                 raise
         else:
             break
