@@ -423,3 +423,15 @@ def test_resolv_conf_may_be_a_link_to_what_is_covered_or_missing(tmp_path: Path,
     assert "y" not in lines
     assert ("nameserver 127.0.0.1" in lines) is (how != "none"), (done.stdout, done.stderr)
     assert "Read-only" in done.stderr
+
+
+def test_a_namespace_of_its_own_uncovers_nothing(start: Start) -> None:
+    """E1: mounts that a less privileged namespace inherits are locked (mount_namespaces(7)); its own are not."""
+    script = (
+        "for path in /etc/resolv.conf /dev/lockgate /dev /proc/sys /sys; do "
+        "umount -l $path 2>/dev/null && echo $path; done; "
+        "mount --bind /dev /mnt 2>/dev/null && echo bound; mount -t tmpfs none /mnt && umount /mnt && echo own"
+    )
+    uid = NOBODY if os.getuid() == 0 else -1
+    namespace = start("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, uid=uid)
+    assert output(namespace) == "own\n"
