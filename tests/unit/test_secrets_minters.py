@@ -18,8 +18,8 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, OKPKey
 
 from lockgate.contract.run import Principal
-from lockgate.secrets import FileStore, Lease
-from lockgate.secrets.minters import CallFacts, JwtMinter, MintFailed
+from lockgate.secrets import FileStore, Lease, SecretUnavailable, leaks, open_store
+from lockgate.secrets.minters import CallFacts, JwtMinter, KeyMinter, MintFailed
 from lockgate.verify import TokenRefused, Verifier
 
 WHO = Principal("u1", "support", "t1", "run-1")
@@ -221,3 +221,23 @@ def test_a_key_that_cannot_sign_is_not_quoted(tmp_path: Path, kind: str) -> None
 def test_a_scope_that_is_none_is_refused(minter: JwtMinter, scope: list[str]) -> None:
     with pytest.raises(MintFailed, match="empty or has a part"):
         minter.mint(WHO, FACTS, "payments", scope, 10)
+
+
+def test_a_stored_key_is_lent_for_one_call(tmp_path: Path) -> None:
+    """C4: the key of a service that issues nothing shorter-lived; searched for while it is on loan, forgotten after."""
+    path = tmp_path / "keys.toml"
+    path.write_text('service = "sk-synthetic-service-0123456789"\n')
+    path.chmod(0o600)
+    ref = f"file://{path}#service"
+    minter = KeyMinter(key_ref=ref, store=open_store(ref))
+    lease = minter.mint(Principal("u", "a", "t", "run-1"), CallFacts("ask", "call-1", {}), "model", ["generate"], 5.0)
+    assert lease.value.reveal() == "sk-synthetic-service-0123456789"
+    assert leaks.scan(b'{"x":"sk-synthetic-service-0123456789"}', [lease])
+    lease.end()
+    assert not leaks.scan(b'{"x":"sk-synthetic-service-0123456789"}', [lease])
+    with pytest.raises(ValueError):
+        lease.value.reveal()
+    path.chmod(0o644)
+    fresh = KeyMinter(key_ref=ref, store=open_store(ref))
+    with pytest.raises(SecretUnavailable):
+        fresh.mint(Principal("u", "a", "t", "run-1"), CallFacts("ask", "call-2", {}), "model", ["generate"], 5.0)
