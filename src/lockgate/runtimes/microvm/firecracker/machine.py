@@ -135,12 +135,9 @@ class Clone:
             HostFault: it was resumed before, or did not answer in `seconds`; it is dead then.
 
         """
-        if self.state != "LOADED":
-            raise HostFault(f"a machine is resumed once; this one is {self.state}", next_step="take another one")
-        self.state = "LEASED"
         deadline = time.monotonic() + seconds
+        self.start(seconds)
         try:
-            self._api.patch("/vm", {"state": "Resumed"}, deadline)
             path = self.jail.path(VSOCK)
             control = vsock(path, CONTROL_PORT, self.jail.pidfd, deadline)
             try:
@@ -148,6 +145,18 @@ class Clone:
             except BaseException:
                 control.close()
                 raise
+        except BaseException as error:
+            _tell(self.jail, error)
+            self.kill()
+            raise
+
+    def start(self, seconds: float = _LOAD_SECONDS) -> None:
+        """Let it run; as `resume` without the streams."""
+        if self.state != "LOADED":
+            raise HostFault(f"a machine is resumed once; this one is {self.state}", next_step="take another one")
+        self.state = "LEASED"
+        try:
+            self._api.patch("/vm", {"state": "Resumed"}, time.monotonic() + seconds)
         except BaseException as error:
             _tell(self.jail, error)
             self.kill()
