@@ -47,7 +47,8 @@ _DEV = mounts.MS_NOSUID | mounts.MS_NOEXEC
 _NOFILE = 256
 _LOOK_EVERY = 0.02  # seconds between two counts of the run's files, where the sentry has no limit for them
 _LOOK_SHARE = 20  # and at least so many times what a count takes
-_PRELOAD = """abc ast asyncio base64 binascii bisect calendar collections contextlib copy csv dataclasses datetime
+# What runs import most. Not asyncio: it is a tenth of a checkpoint, and each box has to be read from one.
+_PRELOAD = """abc ast base64 binascii bisect calendar collections contextlib copy csv dataclasses datetime
 decimal difflib enum fractions functools hashlib heapq html importlib inspect io itertools json linecache locale logging
 math operator os pathlib random re shutil socket statistics string struct tempfile textwrap threading time timeit
 traceback types typing unicodedata urllib.parse uuid warnings zlib zoneinfo"""
