@@ -332,3 +332,32 @@ def test_a_loop_that_nothing_can_wake_says_so(wasm_guest: GuestRun) -> None:
     error = wasm_guest("import asyncio\nasync def m(): await asyncio.Event().wait()\nasyncio.run(m())").error
     assert error is not None
     assert "nothing can wake" in error["message"]
+
+
+def test_data_beside_a_packages_code_can_be_read(wasm_guest: GuestRun) -> None:
+    """Packages look for files beside their modules; those lie in the archive, and in archives inside of it."""
+    source = (
+        "import importlib.resources, os\n"
+        "top = '/usr/local/lib/python315.zip'\n"
+        "[importlib.resources.files('tzdata').joinpath('zones').read_text()[:14],\n"
+        " open(top + '/sklearn/datasets/data/iris.csv').readline()[:5],\n"
+        " os.path.getsize(top + '/matplotlib/mpl-data/matplotlibrc') > 1000,\n"
+        " os.path.isfile(top), os.path.isdir(top), os.path.isdir(top + '/tzdata'),\n"
+        " os.path.exists(top + '/nothing'), os.path.exists('/usr/local/lib/python315')]"
+    )
+    assert wasm_guest(source).value == ["Africa/Abidjan", "150,4", True, True, False, True, False, False]
+
+
+@pytest.mark.parametrize("where", ["", "/tzdata", "/matplotlib/mpl-data", "/matplotlib/mpl-data/fonts"])
+def test_nothing_can_be_put_beside_it(wasm_guest: GuestRun, where: str) -> None:
+    source = f"""
+import os
+place, out = '/usr/local/lib/python315.zip{where}', []
+for do in (lambda: open(place + '/x', 'w'), lambda: os.mkdir(place + '/d'), lambda: os.rename('mine', place + '/x'),
+           lambda: os.unlink(place + '/matplotlibrc'), lambda: os.rmdir(place + '/fonts')):
+    open('mine', 'w').close()
+    try: do(); out.append('done')
+    except OSError: pass
+out
+"""
+    assert wasm_guest(source).value == []

@@ -27,7 +27,8 @@ SETS: Final[dict[str, tuple[str, ...]]] = {
 }
 # Order: each file finds the ones before it as names.
 _FILES: Final = ("values.py", "host.py", "runner.py", "wasm/absent.py", "wasm/loop.py", "wasm/ints.py", "wasm/rung.py")
-MAKER: Final = 1  # raise it when image_maker.py makes other bytes of the same recipe
+# What answers the guest while its image is made: inode numbers and the steps of the clock come from there.
+_MAKERS: Final = ("driver.py", "memfs.py", "wasi.py", "wasi_files.py", "wasi_paths.py", "workshop.py")
 
 _BOOT: Final = """
 def _plant(files, preload, numbers):
@@ -92,7 +93,9 @@ def boot(set_name: str) -> bytes:
 
 
 def digest(set_name: str, *guest: str) -> str:
-    """Return the recipe's digest: what is planted, the guest's own digests, the contract, the maker's version."""
+    """Return the recipe's digest: what is planted, the guest's own digests, and the files that answer it meanwhile."""
     seen = hashlib.sha256(boot(set_name))
-    seen.update(json.dumps([MAKER, guest, guest_abi.PAGE, guest_abi.TURN]).encode())
+    seen.update(json.dumps([guest, guest_abi.PAGE, guest_abi.TURN]).encode())
+    for name in _MAKERS:
+        seen.update(hashlib.sha256(Path(__file__).with_name(name).read_bytes()).digest())
     return seen.hexdigest()

@@ -14,6 +14,8 @@ import enum
 from collections.abc import Callable
 from typing import Final
 
+from lockgate.runtimes.wasm import archives
+
 NAME_BYTES: Final = 255
 PATH_BYTES: Final = 4096
 _FILE_MAX: Final = (1 << 31) - 1
@@ -99,30 +101,52 @@ class Node:
 
 
 class Directory(Node):
-    """A directory: `quota` is set where things may be made, None where nothing changes."""
+    """A directory: `quota` is set where things may be made, None where nothing changes; `packed`: of an archive."""
 
     def __init__(self, number: int, now: int, quota: Quota | None = None) -> None:
         super().__init__(number, now)
         self.entries: dict[bytes, Node] = {}
         self.parent: Directory = self
         self.quota = quota
+        self.packed = False
 
 
 class Sealed(Node):
-    """A file that nobody changes: a view of bytes that live elsewhere."""
+    """A file that nobody changes: `load` gives its bytes when they are first asked for."""
 
-    def __init__(self, number: int, now: int, data: memoryview) -> None:
+    def __init__(self, number: int, now: int, size: int, load: Callable[[], memoryview]) -> None:
         super().__init__(number, now)
-        self.data = data
+        self._size = size
+        self._load = load
+        self._data: memoryview | None = None
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(self.data)
+        return self._size
+
+    @property
+    def data(self) -> memoryview:
+        """All of it."""
+        if self._data is None:
+            self._data = self._load()
+        return self._data
 
     def read(self, at: int, count: int) -> memoryview:
         """Return what is there."""
         return self.data[at : at + count]
+
+
+class Archive(Sealed):
+    """A zip file whose members can be named as if it were a directory: packages have data beside their code.
+
+    Attributes:
+        where: the directory it is in. inside: its members; None until somebody asks.
+
+    """
+
+    where: Directory
+    inside: Directory | None = None
 
 
 class File(Node):
@@ -219,7 +243,34 @@ class Tree:
     def place_file(self, path: str, data: memoryview) -> None:
         """Place a file that nobody changes."""
         where, _, name = path.rpartition("/")
-        self.place(where).entries[name.encode()] = Sealed(self._number(), self.now(), data)
+        self._seal(self.place(where), name.encode(), len(data), lambda: data)
+
+    def _seal(self, where: Directory, name: bytes, size: int, load: Callable[[], memoryview]) -> None:
+        kind = Archive if name.endswith(b".zip") else Sealed
+        made = where.entries[name] = kind(self._number(), self.now(), size, load)
+        if isinstance(made, Archive):
+            made.where = where
+
+    def _inside(self, archive: Archive) -> Directory:
+        """Return the members of an archive as a tree that nobody changes."""
+        if archive.inside is None:
+            top = archive.inside = self._directory(archive.where)
+            for path, size, load in archives.members(archive.data):
+                here = top
+                *above, name = self.split(path)
+                for part in above:
+                    found = here.entries.get(part)
+                    if not isinstance(found, Directory):
+                        found = here.entries[part] = self._directory(here)
+                    here = found
+                if name:
+                    self._seal(here, name, size, load)
+        return archive.inside
+
+    def _directory(self, parent: Directory) -> Directory:
+        made = Directory(self._number(), self.now())
+        made.parent, made.packed = parent, True
+        return made
 
     @staticmethod
     def _attach(where: Directory, name: bytes, what: Directory) -> Directory:
@@ -245,11 +296,16 @@ class Tree:
         return parts
 
     def _step(self, here: Node, part: bytes) -> Node:
+        if isinstance(here, Archive) and part:
+            here = self._inside(here)
         if not isinstance(here, Directory):
             raise Refused(Errno.NOTDIR)
         if part == b"..":
             return here.parent
         found = here.entries.get(part) if part else here
+        if found is None and here.packed:  # a package may have packed its data in an archive of the same name
+            packed = here.entries.get(part + b".zip")
+            found = self._inside(packed) if isinstance(packed, Archive) else None
         if found is None:
             raise Refused(Errno.NOENT)
         return found
