@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NoReturn, cast
 
 from lockgate.policy.host import Refusal
-from lockgate.policy.model_grammar import ANTHROPIC, OPENAI, Judge, Refused
+from lockgate.policy.model_grammar import Judge, Refused
+from lockgate.policy.model_shapes import ANTHROPIC, OPENAI
 from lockgate.policy.url import canonical_path
 
 Api = Literal["anthropic", "openai"]
