@@ -217,7 +217,7 @@ class Session:
         self.admit(endpoint, verdict, "connect")
         loop = asyncio.get_running_loop()
         if self.parts.policy.rules_for(endpoint) is not None:
-            await client.send(ESTABLISHED, loop.time() + SEND_SECONDS)
+            await self._established(client)
             reader = Reader(endpoint, loop.time(), intercepted=True)
             if await self._hello(client, reader, requests.rest(), endpoint):
                 await intercept.Inside(self, endpoint, verdict, self._sock, bytes(reader.data)).serve()
@@ -225,7 +225,7 @@ class Session:
         upstream = await self.reach(endpoint, verdict)
         try:
             self.open_row("connect", endpoint, verdict)
-            await client.send(ESTABLISHED, loop.time() + SEND_SECONDS)
+            await self._established(client)
             reader = Reader(endpoint, loop.time())
             if not await self._hello(client, reader, requests.rest(), endpoint):
                 return
@@ -233,11 +233,20 @@ class Session:
             if refusal is not None:
                 await self._alert(client, "budget", refusal, endpoint, b"")
                 return
-            await aio.send(upstream, bytes(reader.data), loop.time() + SEND_SECONDS)
+            try:
+                await aio.send(upstream, bytes(reader.data), loop.time() + SEND_SECONDS)
+            except TimeoutError:
+                return  # the tunnel stands, so there is no form of ours to say it in
             self._give(upstream, endpoint, verdict, len(reader.data))
         finally:
             if not self._given:
                 upstream.close()
+
+    async def _established(self, client: Plain) -> None:
+        try:
+            await client.send(ESTABLISHED, asyncio.get_running_loop().time() + SEND_SECONDS)
+        except TimeoutError:
+            raise ConnectionError("the client does not read") from None
 
     async def _hello(self, client: Plain, reader: Reader, early: bytes, endpoint: Endpoint) -> bool:
         """Read the ClientHello and check it against the destination; False when it was refused."""
@@ -287,8 +296,10 @@ class Session:
                 peer=self.peer,
                 bytes_out=ended.sent + sent,
                 bytes_in=ended.received,
+                cut="" if ended.refusal is None else ended.refusal.reason,
             )
-            if ended.refusal is not None:
+            # A tunnel that stood still is cut and no denial: nobody was refused anything.
+            if ended.refusal is not None and ended.refusal.reason != "idle_timeout":
                 task = loop.create_task(
                     _row_of_cut(self.parts.recorder, self.who, ended.refusal, str(endpoint), self.peer)
                 )
