@@ -91,7 +91,16 @@ def bare(path: str) -> None:
                 await writer.drain()
             writer.write_eof()
 
+    serving: set[Any] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        try:
+            await relay(reader, writer)
+        finally:
+            serving.discard(asyncio.current_task())
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         host, _, port = head.split(b" ")[1].decode().rpartition(":")
         up, down = await asyncio.open_connection(host, int(port))
