@@ -30,6 +30,13 @@ test: dev ## every test, in parallel where that is safe
 	.venv/bin/pytest -n 2 -m "not serial"
 	.venv/bin/pytest -m serial
 
+test-kvm: dev ## the microvm rung on this host's KVM, which must boot a stock kernel: tests, attack suite and figures
+	$(PY) -m lockgate microvm build --accel kvm --kernel .venv/microvm-kernel/*.deb --store .venv/microvm-kvm
+	$(PY) -m lockgate microvm check --store .venv/microvm-kvm
+	.venv/bin/pytest --kvm -n 2 tests/integration/test_microvm_machines.py tests/security/escape/test_microvm_wall.py
+	.venv/bin/pytest --kvm tests/integration/test_conformance.py -k microvm
+	$(PY) bench/microvm.py .venv/microvm-kvm
+
 attack: dev ## what can be reached in the sandbox, beside what the same probes reach without one
 	@$(PY) -m lockgate attack
 
@@ -52,4 +59,4 @@ docs: dev ## build the site into site/
 clean: ## remove what the other verbs made
 	rm -rf .venv .cache site .atlas .ruff_cache .hypothesis bench/results.json
 
-.PHONY: help setup dev demo check test attack browser fuzz soak bench docs clean
+.PHONY: help setup dev demo check test test-kvm attack browser fuzz soak bench docs clean
