@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from lockgate.contract.bounds import Bounds
+from lockgate.contract.errors import CannotIsolate
 from lockgate.runtimes.microvm import build, snapshot
 from lockgate.runtimes.microvm.machine import MicrovmMachine
 from lockgate.runtimes.microvm.runtime import MicrovmRuntime, MicrovmTemplate
@@ -209,6 +210,24 @@ def test_a_changed_snapshot_is_noticed(microvm_choice: Choice, tmp_path: Path) -
         file.write(bytes([byte[0] ^ 1]))
     assert not builder.verify(key)
     assert not builder.verify("0" * 32)
+
+
+def test_what_this_hosts_kvm_boots_is_found_out_by_booting(microvm_choice: Choice) -> None:
+    """X3: where /dev/kvm is there and no stock kernel boots, that is a refusal within its deadline, and no fallback."""
+    builder = build.Builder(Store(Path(choices().store or "")))
+    kvm = msgspec.structs.replace(
+        microvm_choice, accel="kvm", append=build.append_for(microvm_choice.kernel, "kvm"), vmm="qemu"
+    )
+    refused: CannotIsolate | None = None
+    plan = None
+    try:
+        plan = builder.snapshot(kvm, TemplateSpec())[0]
+    except CannotIsolate as error:
+        refused = error
+    assert (refused is None) == (plan is not None and plan.accel == "kvm")
+    if refused is not None:
+        assert "the guest did not boot" in refused.message
+        assert "--accel tcg" in refused.next_step
 
 
 # ---- ends --------------------------------------------------------------------------------------------------------

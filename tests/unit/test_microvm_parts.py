@@ -257,6 +257,7 @@ def test_the_command_line_of_the_kernel_names_nothing_of_this_host() -> None:
         assert "8250.nr_uarts=0" in line
         assert "console=" not in line
     assert "mitigations" not in build.append_for(info, "kvm")
+    assert build.append_for(info, "kvm", "firecracker").endswith(" -- vsock")  # the last word is init's
 
 
 # ---- the store ---------------------------------------------------------------------------------------------------

@@ -68,15 +68,15 @@ def tsc_khz() -> int:
     return round(float(present[1]) / 100) * 100_000 if present else 2_000_000
 
 
-def find_qemu(configured: str | None, accel: Accel) -> tuple[str, str, str]:
+def find_qemu(configured: str | None) -> tuple[str, str, str]:
     """Return (path, version, SHA-256) of the QEMU to use.
 
     Raises:
         CannotIsolate: there is none, or others may write it.
 
     """
-    names = ("qemu-system-x86_64",) if accel == "tcg" else ("qemu-system-x86_64-microvm", "qemu-system-x86_64")
-    found = configured or next((one for name in names if (one := shutil.which(name, path=layout.PATH))), None)
+    # Debian's smaller qemu-system-x86_64-microvm has no filter of its own (-sandbox): it is never taken unasked.
+    found = configured or shutil.which("qemu-system-x86_64", path=layout.PATH)
     if found is None or not Path(found).is_file():
         raise CannotIsolate("there is no QEMU on this host", next_step=_NO_QEMU)
     real = Path(found).resolve()
@@ -88,13 +88,15 @@ def find_qemu(configured: str | None, accel: Accel) -> tuple[str, str, str]:
     return str(real), version[1] if version else "unknown", sha256(real)
 
 
-def append_for(kernel: KernelInfo, accel: Accel) -> str:
+def append_for(kernel: KernelInfo, accel: Accel, vmm: Name = "qemu") -> str:
     """Return the kernel's command line. It is readable inside: there is no path and no name of this host in it."""
     parts = [_APPEND]
     if kernel.acpi:
         parts.append(_ACPI_APPEND)
     if accel == "tcg":
         parts.append(_TCG_APPEND.format(khz=tsc_khz()))
+    if vmm == "firecracker":
+        parts.append("-- vsock")  # what follows `--` is init's: this machine has virtio sockets and no ports
     return " ".join(parts)
 
 
@@ -184,7 +186,7 @@ class Builder:
                 sha256(Path(pair.firecracker)),
             )
         else:
-            binary, version, digest = find_qemu(qemu, accel)
+            binary, version, digest = find_qemu(qemu)
         return Choice(
             vmm=vmm,
             accel=accel,
@@ -194,7 +196,7 @@ class Builder:
             sha256=digest,
             kernel=kernel,
             memory=memory,
-            append=append_for(kernel, accel),
+            append=append_for(kernel, accel, vmm),
         )
 
     # ---- parts ---------------------------------------------------------------------------------------------------
