@@ -62,7 +62,7 @@ async def subject(home: Path, rung: Rung) -> AsyncIterator[GateSubject]:
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_every_promise_of_a_rung(rung: Rung, tmp_path: Path, rung_or_skip: Callable[[str], None]) -> None:
     rung_or_skip(rung)
 
