@@ -22,9 +22,13 @@ from lockgate.config import Config, load_text
 from lockgate.contract.errors import ConfigError, GuestProtocolError, ScopeError
 from lockgate.contract.frames import Decoder, encode
 from lockgate.contract.strictjson import check_unique_keys, decode_request
+from lockgate.egress.client_hello import Hello, Reader
 from lockgate.egress.dns import Responder
+from lockgate.egress.dnswire import TYPE_A, decode_reply, encode_query
+from lockgate.egress.http_front import Body, Front, Refused
 from lockgate.gate.exports import plain_name
 from lockgate.policy.egress import EgressPolicy
+from lockgate.policy.host import Endpoint, Host
 
 CORPUS = Path(__file__).parent / "corpus"
 CAP = 4096
@@ -55,6 +59,11 @@ WHO = lg.Scope(user="u", agent="a", tenant="t", expires=9, allow={}).principal("
 COMPILED = lg.Scope(
     user="u", agent="a", tenant="t", expires=9, allow={"refund": lg.where(amount=lg.at_most(5), note=lg.length(9))}
 ).compile(OPS, 0.0)
+
+
+FRONT = EgressPolicy.load('[egress]\nallow = ["api.allowed.example:443", "plain.example:80"]')
+HELLO_HOST = Endpoint.parse(b"api.allowed.example:443")
+QUERY = encode_query(Host.parse(b"api.allowed.example"), TYPE_A, 7)  # type: ignore[arg-type]
 
 
 def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -208,7 +217,56 @@ def dns(data: bytes) -> None:
         assert (int(question.rdtype), int(question.rdclass)) in {(1, 1), (28, 1)}
 
 
+def front(data: bytes) -> None:
+    """However a request is cut, the same events come out, and nothing follows a refusal (E1)."""
+    cut = max(1, data[0] if data else 1)
+    stream = data[1:]
+    outcomes = []
+    for size in (len(stream) + 1, cut):
+        reader = Front(FRONT.decide)
+        events: list[object] = []
+        for at in range(0, len(stream), size):
+            events += reader.feed(stream[at : at + size])
+        body = b"".join(event.data for event in events if isinstance(event, Body))
+        rest = [event for event in events if not isinstance(event, Body)]
+        assert not any(isinstance(event, Refused) for event in rest[:-1])
+        if rest and isinstance(rest[-1], Refused):
+            assert reader.feed(b"GET http://plain.example/ HTTP/1.1\r\nHost: plain.example\r\n\r\n") == []
+            body = b""  # how much of a body stood before its own error depends on the cut
+        outcomes.append(([one.verdict.reason if isinstance(one, Refused) else one for one in rest], body))
+    assert outcomes[0] == outcomes[1]
+
+
+def hello(data: bytes) -> None:
+    """However a ClientHello is cut, one verdict; an accepted one names the host of the CONNECT (E2)."""
+    cut = max(1, data[0] if data else 1)
+    stream = data[1:]
+    verdicts = []
+    for size in (len(stream) + 1, cut):
+        reader = Reader(HELLO_HOST, 0.0)
+        found = None
+        for at in range(0, len(stream), size):
+            found = reader.feed(stream[at : at + size], 0.0)
+            if found is not None:
+                break
+        verdicts.append(found)
+    assert verdicts[0] == verdicts[1]
+    if isinstance(verdicts[0], Hello):
+        assert verdicts[0].sni == HELLO_HOST.host
+
+
+def nameserver(data: bytes) -> None:
+    """Whatever a nameserver sends: no address that does not stand in it, and at most what one message holds (E2)."""
+    reply = decode_reply(QUERY, QUERY[:2] + data)
+    for packed in () if reply is None else reply.addresses:
+        assert len(packed) == 4
+        assert packed in data
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
+    "front": front,
+    "hello": hello,
+    "nameserver": nameserver,
     "frames": frames,
     "strictjson": strictjson,
     "scope": scope,
