@@ -11,7 +11,7 @@ from lockgate.contract.bounds import Bounds
 from lockgate.kernel import bpf, tables
 from lockgate.kernel.arch import AARCH64, KNOWN, X86_64, Arch
 from lockgate.runtimes.protocol import MachineFailed, MachineResult, MachineStopped
-from lockgate.runtimes.wasm import calls, layout
+from lockgate.runtimes.wasm import calls, driver, layout, worker
 from lockgate.runtimes.wasm.machine import Wall, WasmMachine
 from lockgate.runtimes.wasm.zygote import Options
 
@@ -123,3 +123,29 @@ def test_switches_are_known_or_refused() -> None:
     assert Options.of(()) == Options()
     with pytest.raises(ValueError, match="unknown switches"):
         Options.of(("--nativ",))
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 7, 1 << 20])
+def test_an_answer_is_read_whole_however_it_arrives(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """X9: the length first, then as much and no more; an early end or a length above the cap closes the door."""
+
+    def channel(answer: bytes) -> None:
+        left = bytearray(answer)
+
+        def read(_fd: int, count: int) -> bytes:
+            taken = bytes(left[: min(count, pieces)])
+            del left[: len(taken)]
+            return taken
+
+        monkeypatch.setattr(worker.os, "read", read)
+        monkeypatch.setattr(worker.os, "write", lambda _fd, data: len(data))
+
+    channel(b"\0\0\0\5hello")
+    assert worker.relay(b"{}") == b"hello"
+    large = b"x" * 200_000
+    channel(len(large).to_bytes(4, "big") + large)
+    assert worker.relay(b"{}") == large
+    for broken in (b"", b"\0\0", b"\0\0\0\5hell", b"\0\0\0\0", b"\xff\xff\xff\xff" + large):
+        channel(broken)
+        with pytest.raises(driver.Closed):
+            worker.relay(b"{}")

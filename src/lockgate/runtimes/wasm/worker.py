@@ -34,6 +34,7 @@ STEPS: Final = (
 )  # fmt: skip
 _FRAME: Final = struct.Struct(">I")
 _REPLY_BYTES: Final = 4 * FRAME_BYTES  # from the broker, which holds results to a cap of its own
+_MOST_AT_ONCE: Final = 64 * 1024
 _NOFILE: Final = 64
 _NPROC: Final = 64  # counts threads; one that cannot be made must be an error, not a wait
 
@@ -96,15 +97,19 @@ def relay(body: bytes) -> bytes:
     """Give one request to the broker and return its answer.
 
     Raises:
-        Closed: the broker took the channel back, or its answer is longer than any it may give.
+        Closed: the broker took the channel back, or its answer is not as long as it says.
 
     """
     try:
         _channel.write(_FRAME.pack(len(body)) + body)
-        (length,) = _FRAME.unpack(_channel.read(_FRAME.size))
-        if not 0 < length <= _REPLY_BYTES:
+        data = os.read(layout.FD_CHANNEL, _MOST_AT_ONCE)  # nearly always all of the answer
+        if len(data) < _FRAME.size:
+            data += _channel.read(_FRAME.size - len(data))
+        (length,) = _FRAME.unpack_from(data)
+        missing = length - (len(data) - _FRAME.size)
+        if not 0 < length <= _REPLY_BYTES or missing < 0:
             raise Closed
-        return _channel.read(length)
+        return data[_FRAME.size :] + (_channel.read(missing) if missing else b"")
     except (EOFError, OSError):
         raise Closed from None
 
