@@ -76,6 +76,6 @@ BOUNDARIES: Final[dict[Rung, Boundary]] = {
 }
 WEAKNESSES: Final[dict[Weakness, str]] = {
     "emulated": "the machine is emulated: slower, and its boundary is the emulator's code, not the processor's",
-    "no outer wall": "a part of what confines the engine's own process is missing: a defect of the engine may be an escape",
+    "no outer wall": "a part of what confines the engine's own process is missing: its defect may be an escape",
     "old runtime": "the runtime is older than the release whose fixes this rung relies on",
 }

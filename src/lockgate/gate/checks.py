@@ -77,9 +77,10 @@ def weaknesses(asked: Iterable[str]) -> tuple[Weakness, ...]:
         ConfigError: there is no weakness of that name.
 
     """
+    names: dict[str, Weakness] = {name: name for name in WEAKNESSES}
     found: list[Weakness] = []
     for one in asked:
-        known = next((name for name in WEAKNESSES if name == one), None)
+        known = names.get(one)
         if known is None:
             raise ConfigError(f"there is no weakness {one[:80]!r}", next_step=nearest(one, tuple(WEAKNESSES)))
         found.append(known)

@@ -156,7 +156,8 @@ def choose(model: ThreatModel, missing: Mapping[Rung, str | None] | None = None)
     refused: dict[Rung, str] = {}
     fit = candidates(model)
     chosen: Rung | None = None
-    for rung in (*fit, *(one for one in ORDER[model.lives] if one not in fit)):
+    by_speed = ORDER[model.lives]
+    for rung in fit + tuple(rung for rung in by_speed if rung not in fit):
         why = _why_not(rung, model, least, missing)
         if why is None and chosen is None:
             chosen = rung
