@@ -46,6 +46,10 @@ class Rows:
         self.rows: list[Row] = []
         self.fails = False
 
+    @property
+    def available(self) -> bool:
+        return not self.fails
+
     def append(self, row: Row) -> str:
         if self.fails:
             raise AuditUnavailable("full", next_step="free space")

@@ -22,6 +22,11 @@ _THREADS: Final = 8
 class Rows(Protocol):
     """The part of `lockgate.audit.client.AuditClient` that is used here."""
 
+    @property
+    def available(self) -> bool:
+        """Whether rows are being stored, as far as is known."""
+        ...
+
     def append(self, row: Row) -> str:
         """Send a row."""
         ...
@@ -65,6 +70,11 @@ class Recorder:
         self._rows = rows
         self._policy = policy_hash
         self._threads = ThreadPoolExecutor(_THREADS, "lockgate-rows")
+
+    @property
+    def available(self) -> bool:
+        """Whether rows are being stored, as far as is known."""
+        return self._rows.available
 
     async def deny(
         self,

@@ -224,11 +224,16 @@ class Session:
             return
         upstream = await self.reach(endpoint, verdict)
         try:
-            self.open_row("connect", endpoint, verdict)
+            if not self.parts.recorder.available:
+                raise Denied("connect", _LOST, endpoint)
             await self._established(client)
             reader = Reader(endpoint, loop.time())
             if not await self._hello(client, reader, requests.rest(), endpoint):
                 return
+            if not self.parts.recorder.allow(
+                self.who, "connect", verdict, "open", destination=str(endpoint), peer=self.peer
+            ):
+                return  # without its row nothing goes upstream
             refusal = self.run.charge(endpoint.host, len(reader.data))
             if refusal is not None:
                 await self._alert(client, "budget", refusal, endpoint, b"")
