@@ -156,8 +156,7 @@ def choose(model: ThreatModel, missing: Mapping[Rung, str | None] | None = None)
     refused: dict[Rung, str] = {}
     fit = candidates(model)
     chosen: Rung | None = None
-    by_speed = ORDER[model.lives]
-    for rung in fit + tuple(rung for rung in by_speed if rung not in fit):
+    for rung in sorted(ORDER[model.lives], key=lambda one: one not in fit):  # a stable sort: what fits, in its order
         why = _why_not(rung, model, least, missing)
         if why is None and chosen is None:
             chosen = rung
