@@ -74,7 +74,7 @@ class World:
         self.vm = Vm(
             self.poll, pid=self.process.pid, pidfd=os.pidfd_open(self.process.pid), number=0, monitor=FakeMonitor(),
             wire=wire, guest=guest, words=words, control=socket.socket(fileno=os.dup(control)), out=os.dup(out),
-            err=os.dup(err), lease_seconds=lease_seconds, gone=self.gone.append,
+            err=os.dup(err), lease_seconds=lease_seconds, facts={}, gone=self.gone.append,
         )  # fmt: skip
         self.machine.forget_slot_descriptors()
         self.machine.spawned(os.pidfd_open(self.process.pid))

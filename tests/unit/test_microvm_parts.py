@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockgate.cli import doctor
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.runtimes.microvm import build, initrd, kconfig, kernelimage, kernels, qemu, store, verdicts
@@ -22,6 +23,7 @@ from lockgate.runtimes.microvm.qmp import LINE_BYTES, Qmp, QmpError
 from lockgate.runtimes.microvm.runtime import MicrovmTemplate
 from lockgate.runtimes.microvm.vmm import Guest, Plan
 from lockgate.runtimes.protocol import Unavailable
+from lockgate.supervisor import checkup
 
 ELF = b"\x7fELF" + bytes(60)
 
@@ -367,3 +369,17 @@ def test_a_package_that_is_no_kernel_is_refused(tmp_path: Path) -> None:
     place = store.Store(tmp_path / "store")
     with place.building() as work, pytest.raises((HostFault, CannotIsolate)):
         kernels.add(place, work, str(package), init=Path("/nonexistent"), progress=lambda _text: None)
+
+
+def test_the_doctor_calls_an_emulated_machine_no_boundary() -> None:
+    """X3: in its rows and in the column of boundaries."""
+    seen = ["6.1.0-guest", 65534, 1, 97, ["null", "random", "urandom", "zero"], 0, 30, 1]
+    for accel, holds in (("tcg", False), ("kvm", True)):
+        rows = {row.name: row for row in checkup.INSIDE["microvm"].judge(seen, {"vmm": "qemu", "accel": accel})}
+        assert rows["hardware boundary"].holds is holds
+        assert all(row.holds for name, row in rows.items() if name != "hardware boundary")
+    assert not checkup.INSIDE["microvm"].judge(None, {})[0].holds
+    broken = [os.uname().release, 0, 7, 0, ["kvm"] * 5, 3, 0, 0]  # negative control: nothing of it holds
+    assert not any(row.holds for row in checkup.INSIDE["microvm"].judge(broken, {}))
+    assert doctor._boundary({"boundary": "emulated", "weakness": "emulated"}) == "none: emulated"
+    assert doctor._boundary({"boundary": "hardware", "weakness": None}) == "hardware"

@@ -40,7 +40,7 @@ def _show(report: dict[str, Any]) -> None:
             (
                 one["rung"],
                 yes(bool(one["available"])),
-                one.get("boundary"),
+                _boundary(one),
                 one.get("probes") or "",
                 len(one.get("reached", ())) if one.get("probes") else "",
                 one.get("missing"),
@@ -72,6 +72,14 @@ def _show(report: dict[str, Any]) -> None:
     if any(one.get("rung") == "wasm" and one.get("available") for one in rungs):
         note("wasm computes and calls operations, at a half to a tenth of native speed and in 32 bits: no threads,")
         note("processes, sockets or packages beside those linked in (`lockgate wasm packages`)")
+
+
+def _boundary(one: dict[str, Any]) -> str:
+    """Return what stands between code and this host, and what of it is missing here."""
+    boundary, weakness = str(one.get("boundary")), one.get("weakness")
+    if boundary == "emulated":
+        return "none: emulated"
+    return f"{boundary}, {weakness}" if weakness else boundary
 
 
 def _ms(value: float | None, what: str) -> str:

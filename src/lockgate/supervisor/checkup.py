@@ -211,9 +211,57 @@ def _wasm_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
     ]
 
 
+_MICROVM: Final = """
+import os, socket
+def refused(f):
+    try: f()
+    except OSError as e: return e.errno
+    return 0
+[os.uname().release, os.getuid(), os.getpid(), refused(lambda: socket.socket()), sorted(os.listdir('/dev')),
+ len(os.listdir('/proc')), refused(lambda: open('/usr/x', 'w')), refused(lambda: os.chroot('/'))]
+"""
+
+
+def _microvm_walls(value: Any, facts: dict[str, Any]) -> list[Row]:
+    try:
+        kernel, uid, pid, network, devices, proc, write, chroot = value
+    except (TypeError, ValueError):
+        return [Row(name="guest", holds=False, by="", saw="nothing of what was asked", fix="report this")]
+    hardware = facts.get("accel") == "kvm"
+    vmm = f"{facts.get('vmm')}, {facts.get('accel')}"
+    again = "run `lockgate microvm check`"
+    rows = [
+        (
+            "guest kernel",
+            kernel != platform.release(),
+            "its own",
+            f"{kernel} inside, {platform.release()} outside",
+            again,
+        ),
+        (
+            "hardware boundary",
+            hardware,
+            vmm if hardware else "none",
+            vmm if hardware else f"{vmm}: the emulator's code is the only wall",
+            "a host whose KVM boots a stock kernel, then: lockgate microvm build",
+        ),
+        ("ids and capabilities", uid == 65534 and chroot != 0, "given up inside too", f"chroot: errno {chroot}", again),
+        ("processes", pid == 1, "a pid namespace in the guest", f"the code is process {pid}", again),
+        ("network", network != 0, "no interface, and the filter inside", f"socket(): errno {network}", again),
+        ("devices", len(devices) <= 4, "a /dev of its own", ", ".join(map(str, devices))[:100], again),
+        ("tree", write != 0, "one read-only image", f"write to /usr: errno {write}", again),
+        ("proc cover", proc == 0, "no procfs in the tree", f"{proc} entries in /proc", again),
+    ]
+    return [
+        Row(name=name, holds=bool(holds), by=by, saw=saw, fix="" if holds else fix)
+        for name, holds, by, saw, fix in rows
+    ]
+
+
 INSIDE: Final[dict[Rung, Inside]] = {
     "container": Inside(_CONTAINER, _container_walls),
     "gvisor": Inside(_GVISOR, _gvisor_walls),
+    "microvm": Inside(_MICROVM, _microvm_walls),
     "wasm": Inside(_WASM, _wasm_walls),
 }
 """A rung that is not here is asked the attack suite alone."""

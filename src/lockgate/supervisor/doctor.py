@@ -356,7 +356,7 @@ class Doctor:
         row: dict[str, Any] = {
             "rung": rung,
             "available": False,
-            "boundary": BOUNDARIES[rung],
+            "boundary": "emulated" if self._weak.get(rung) == "emulated" else BOUNDARIES[rung],
             "missing": "",
             "fix": "",
         }

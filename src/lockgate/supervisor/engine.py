@@ -305,13 +305,15 @@ def facts_of(engine: Engine, key: Key | None, error: LockgateError | None) -> di
     """Return what `Ready` tells the agent: the rung, its kind of boundary, what holds memory, or why nothing runs."""
     settings = engine.settings
     runtime = engine.runtimes.get(settings.rung)
+    weakness = engine.pool.weakness(key) if key is not None else None
+    boundary = "emulated" if weakness == "emulated" else runtime.boundary if runtime is not None else None
     facts: dict[str, Any] = {
         "rung": settings.rung,
         "env": settings.env,
         "available": error is None,
-        "boundary": runtime.boundary if runtime is not None else None,
+        "boundary": boundary,
         "memory_by": memory_by(key, engine.layout.memory_by) if key is not None else engine.layout.memory_by,
-        "weakness": engine.pool.weakness(key) if key is not None else None,
+        "weakness": weakness,
         "bounds": msgspec.to_builtins(settings.bounds),
     }
     if error is not None:

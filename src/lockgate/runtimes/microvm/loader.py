@@ -202,6 +202,7 @@ class Loader:
                 out=out,
                 err=err,
                 lease_seconds=self.plan.lease_seconds,
+                facts={"vmm": self.plan.vmm, "accel": self.plan.accel},
                 gone=self._over,
             )
         )

@@ -80,6 +80,7 @@ class Vm:
         begin: what makes the VMM start, once the machine stands in its control group; empty = it has started.
         control: the supervisor's side of it.
         out: write end of the run's stdout. err: the same.
+        facts: what the machine is, for the doctor.
 
     """
 
@@ -99,6 +100,7 @@ class Vm:
         out: int,
         err: int,
         lease_seconds: float,
+        facts: dict[str, str],
         gone: Callable[[Vm], None],
     ) -> None:
         self.pid, self.pidfd, self.number = pid, pidfd, number
@@ -110,6 +112,7 @@ class Vm:
         self._streams = {ord("o"): out, ord("e"): err}
         self._begin: bytes | None = begin
         self._lease_seconds = lease_seconds
+        self._facts: dict[str, object] = {"userns": "vm", "stages_us": {}, **facts}
         self._gone = gone
         self._said = bytearray()
         self._asked = bytearray()
@@ -149,7 +152,7 @@ class Vm:
             return
         if self._monitor.loaded and self.state == "loading":
             self.state, self.deadline = "loaded", None
-            self._leave(self._control.fileno(), dialog.READY + b'{"userns":"vm","stages_us":{}}\n')
+            self._leave(self._control.fileno(), dialog.READY + json.dumps(self._facts).encode() + b"\n")
 
     def _on_words(self) -> None:
         data = b""
