@@ -16,7 +16,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lockgate.kernel import process_unsafe as process
 from lockgate.runtimes import dialog
@@ -109,14 +109,6 @@ class Nursery:
     def _failed(self, error: Exception) -> None:
         code = getattr(error, "errno", None) or 0
         self.send({"error": self.step, "errno": code, "detail": f"{type(error).__name__}: {error}"[:1000]})
-
-    def fail(self, error: BaseException) -> NoReturn:
-        """Tell the supervisor that this template cannot be had, and end."""
-        try:
-            code = getattr(error, "errno", None) or 0
-            self.send({"error": self.step, "errno": code, "detail": f"{type(error).__name__}: {error}"[:1000]})
-        finally:
-            _exit(dialog.STATUS_HARDENING_FAILED)
 
     def _spawn(self, request: dict[str, Any], fds: list[int]) -> Child | None:
         """Clone, write the child's maps, report it. Returns in the child what it knows, None in the parent."""

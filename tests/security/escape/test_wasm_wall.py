@@ -170,7 +170,7 @@ def _ready(template: WasmTemplate) -> MachineReady | MachineFailed:
         while time.monotonic() < deadline:
             select.select([template.fileno(), machine.control], [], [], 1)
             template.on_readable()
-            for event in machine.on_control() if machine.host_pid else ():
+            for event in machine.on_control() if machine.pidfd >= 0 else ():
                 assert isinstance(event, MachineReady | MachineFailed)
                 return event
         raise AssertionError("no worker in time")
@@ -207,7 +207,7 @@ def test_a_whole_worker_passes_the_look(wasm_template: WasmTemplate) -> None:
         select.select([wasm_template.fileno(), *(machine.control for machine in machines)], [], [], 1)
         wasm_template.on_readable()
         for machine in machines:
-            for event in machine.on_control() if machine.host_pid else ():
+            for event in machine.on_control() if machine.pidfd >= 0 else ():
                 assert isinstance(event, MachineReady), event
                 ready.add(machine.host_pid)
                 with open(f"/proc/{machine.host_pid}/status") as status:

@@ -24,7 +24,7 @@ class Wall:
 
     Args:
         ids: the ids that a worker may have on this host.
-        seccomp: whether a filter must stand. namespaces: whether capabilities must be gone (they are, without).
+        seccomp: whether a filter must stand.
 
     """
 
