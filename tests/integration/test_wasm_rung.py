@@ -286,6 +286,20 @@ def test_a_worker_that_cannot_harden_is_a_typed_refusal(monkeypatch: pytest.Monk
     assert not host.attached
 
 
+def test_a_worker_that_dies_at_birth_takes_nobody_along(monkeypatch: pytest.MonkeyPatch, wasm_start: WasmStart) -> None:
+    """X3: its pid is gone before it could get a group; each is a refusal, and the groups' keeper lives on."""
+    monkeypatch.setattr(engines, "runtimes", lambda *_: {"wasm": WasmRuntime(("--fail=maps",))})
+    host = Host()
+    try:
+        for _ in range(3):
+            got = host.code("1")
+            assert isinstance(got, wire.Refused)
+            assert "keeper" not in got.fault.message
+        assert host.engine.pool.fault is None
+    finally:
+        host.close()
+
+
 # ---- hosts -----------------------------------------------------------------------------------------------------------
 def test_a_plain_user_has_the_rung_too(wasm_start: WasmStart, open_folder: Path) -> None:
     """X1: in a user namespace of one id; when the tests run as a plain user all of these files are that test."""

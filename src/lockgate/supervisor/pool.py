@@ -364,7 +364,7 @@ class Pool:
         if self._keeper is None:
             slot.placed = True
             machine.placed()
-        else:
+        elif machine.host_pid > 0:  # else it is dead already, and 0 would be the keeper itself
             limits = line.key.limits(slot.bounds)
             self._keeper.place(machine.host_pid, limits, lambda group, error: self._placed(line, slot, group, error))
 
