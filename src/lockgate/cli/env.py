@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +10,7 @@ import msgspec
 import typer
 
 from lockgate.cli.common import ConfigPath, load_config
-from lockgate.cli.output import Json, err, fields, note, print_json, table
-from lockgate.gate.escape import escape
+from lockgate.cli.output import Json, fields, print_json, steps, table
 from lockgate.supervisor import envs
 
 app = typer.Typer(help="Package sets: resolved, pinned by hash and read-only.", no_args_is_help=True)
@@ -25,19 +22,6 @@ def _store(store: Path | None, config: Path | None) -> Path | None:
         return store.absolute()
     configured = load_config(config).execution.env_store
     return Path(configured) if configured is not None else None
-
-
-@contextmanager
-def _steps(*, quiet: bool) -> Generator[Callable[[str], None]]:
-    """Show each step: in place on a terminal, a line each elsewhere."""
-    console = err()
-    if quiet:
-        yield lambda _text: None
-    elif console.is_terminal:
-        with console.status("starting") as status:
-            yield lambda text: status.update(escape(text))
-    else:
-        yield note
 
 
 @app.command("build")
@@ -53,7 +37,7 @@ def build(
     """Resolve, pin and install a package set. Wheels only."""
     where = _store(store, config)
     loaded = tuple(preload) if preload else None
-    with _steps(quiet=as_json) as step:
+    with steps(quiet=as_json) as step:
         info = envs.build(name, requirements, store=where, progress=step, preload=loaded)
     if as_json:
         print_json(msgspec.to_builtins(info))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
@@ -11,10 +9,9 @@ import msgspec
 import typer
 
 from lockgate.cli.common import ConfigPath, load_config
-from lockgate.cli.output import Json, err, fields, note, print_json, table, yes
+from lockgate.cli.output import Json, fields, note, print_json, steps, table, yes
 from lockgate.contract.bounds import Bounds, MiB
 from lockgate.contract.errors import CannotIsolate, ConfigError
-from lockgate.gate.escape import escape
 from lockgate.runtimes.microvm import build as builds
 from lockgate.runtimes.microvm import runtime, verdicts
 from lockgate.runtimes.microvm.firecracker import binary as fc
@@ -31,19 +28,6 @@ def _store(store: Path | None, config: Path | None) -> Store:
         return Store(store.absolute())
     configured = load_config(config).execution.microvm.store
     return Store(Path(configured) if configured is not None else default_store())
-
-
-@contextmanager
-def _steps(*, quiet: bool) -> Generator[Callable[[str], None]]:
-    """Show each step: in place on a terminal, a line each elsewhere."""
-    console = err()
-    if quiet:
-        yield lambda _text: None
-    elif console.is_terminal:
-        with console.status("starting") as status:
-            yield lambda text: status.update(escape(text))
-    else:
-        yield note
 
 
 @app.command("build")
@@ -76,7 +60,7 @@ def build(
         raise ConfigError(f"there is no VMM {vmm[:40]!r}", next_step="use one of: auto, firecracker, qemu")
     if not 64 <= memory <= 8192:
         raise ConfigError(f"--memory {memory} is outside 64..8192", next_step="give MiB, such as 256")
-    with _steps(quiet=as_json) as step:
+    with steps(quiet=as_json) as step:
         choice, snapshot = builds.Builder(_store(store, config), step).settle(
             kernel=kernel,
             modules=modules.absolute() if modules is not None else None,

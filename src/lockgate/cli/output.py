@@ -7,7 +7,7 @@ Rule 2: no text is markup: what comes in is escaped and printed as it is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
@@ -99,6 +99,27 @@ def progress(text: str, *, quiet: bool = False) -> Generator[None]:
         return
     with console.status(Text(text)):
         yield
+
+
+@contextmanager
+def steps(*, quiet: bool) -> Generator[Callable[[str], None]]:
+    """Show each step: in place on a terminal, a line for each new one elsewhere, where " (" begins a detail."""
+    console = err()
+    if quiet:
+        yield lambda _text: None
+    elif console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda text: status.update(escape(text))
+    else:
+        seen: set[str] = set()
+
+        def once(text: str) -> None:
+            step = text.partition(" (")[0]
+            if step not in seen:
+                seen.add(step)
+                note(text)
+
+        yield once
 
 
 def show_error(error: LockgateError, *, as_json: bool) -> int:

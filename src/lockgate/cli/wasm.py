@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +10,7 @@ import msgspec
 import typer
 
 from lockgate.cli.common import ConfigPath, load_config
-from lockgate.cli.output import Json, err, fields, note, print_json, table
-from lockgate.gate.escape import escape
+from lockgate.cli.output import Json, fields, print_json, steps, table
 from lockgate.runtimes.wasm import artifacts, build, image_recipe
 
 app = typer.Typer(
@@ -29,27 +26,6 @@ def _store(store: Path | None, config: Path | None) -> Path:
     return Path(configured) if configured is not None else artifacts.default_store()
 
 
-@contextmanager
-def _steps(*, quiet: bool) -> Generator[Callable[[str], None]]:
-    """Show each step: in place on a terminal, a line for each new one elsewhere."""
-    console = err()
-    if quiet:
-        yield lambda _text: None
-    elif console.is_terminal:
-        with console.status("starting") as status:
-            yield lambda text: status.update(escape(text))
-    else:
-        seen: set[str] = set()
-
-        def once(text: str) -> None:
-            step = text.partition(" (")[0]
-            if step not in seen:
-                seen.add(step)
-                note(text)
-
-        yield once
-
-
 @app.command("build")
 def build_(
     *,
@@ -62,7 +38,7 @@ def build_(
     """Build what is missing: a minute or two and 3 GB of memory the first time, seconds after."""
     sets = tuple(dict.fromkeys(image)) if image else tuple(image_recipe.SETS)
     where = _store(store, config)
-    with _steps(quiet=as_json) as step:
+    with steps(quiet=as_json) as step:
         built = build.build(sets, store=where, wheel=wheel, progress=step)
     if as_json:
         print_json(msgspec.to_builtins(built))
