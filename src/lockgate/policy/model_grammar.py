@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, TypeGuard, cast
 
 _URL_WORD: Final = re.compile(r"(?i)(?:\A|[_-])(?:urls?|uris?|href|link|src|remote|fetch|domains?)(?:\Z|[_-])|url\Z")
 _FILE_WORD: Final = re.compile(r"(?i)(?:\A|[_-])(?:file|upload|attachment|document|vector_store|container)_?ids?\Z")
@@ -33,6 +33,10 @@ class Refused(Exception):
         super().__init__(reason, where)
         self.reason = reason
         self.where = where
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
 
 
 def reason_of_name(name: str) -> str:
@@ -116,9 +120,9 @@ def list_of(inner: Rule) -> Rule:
     """A list of such values."""
 
     def rule(judge: Judge, value: Any, where: str) -> None:
-        if not isinstance(value, list):
+        if not _is_list(value):
             raise Refused("bad_request", where)
-        for one in cast("list[Any]", value):
+        for one in value:
             inner(judge, one, f"{where}/-")
 
     return rule
@@ -164,7 +168,7 @@ def only_of(*allowed: object, reason: str) -> Rule:
 
     def rule(judge: Judge, value: Any, where: str) -> None:
         del judge
-        values = cast("list[Any]", value) if isinstance(value, list) else [value]
+        values = value if _is_list(value) else [value]
         if not all(one in allowed for one in values):
             raise Refused(reason, where)
 
@@ -202,8 +206,8 @@ def schema(judge: Judge, value: Any, where: str) -> None:
                 if name in {"$ref", "$dynamicRef", "$recursiveRef"} and isinstance(inner, str) and inner[:1] != "#":
                     raise Refused("server_side_fetch", where)
                 waiting.append(inner)
-        elif isinstance(one, list):
-            waiting += cast("list[Any]", one)
+        elif _is_list(one):
+            waiting += one
 
 
 def named(names: str, rule: Rule = leaf) -> dict[str, Rule]:
