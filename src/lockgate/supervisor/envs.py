@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -28,6 +27,7 @@ from typing import Final
 import msgspec
 
 from lockgate.contract.errors import ConfigError, EnvBuildFailed, UnknownEnv
+from lockgate.runtimes import stores
 from lockgate.supervisor import envtree
 
 Progress = Callable[[str], object]
@@ -71,21 +71,14 @@ def python_version() -> str:
 
 
 def default_store() -> Path:
-    """Return this user's store, found without reading the environment.
-
-    Root's is below /var/lib, since others (the sandbox's mapped id) must be able to walk to it.
-    """
-    uid = os.getuid()
-    if uid == 0:
-        return Path("/var/lib/lockgate/envs")
-    try:
-        home = pwd.getpwuid(uid).pw_dir
-    except KeyError:
+    """Return this user's store, found without reading the environment."""
+    store = stores.of_this_user("envs")
+    if store is None:
         raise ConfigError(
-            f"user {uid} has no entry in the password database, so no home for package sets",
+            f"user {os.getuid()} has no entry in the password database, so no home for package sets",
             next_step="name a directory with [execution] env_store or --store",
-        ) from None
-    return Path(home, ".local", "share", "lockgate", "envs")
+        )
+    return store
 
 
 def check_name(name: str) -> str:

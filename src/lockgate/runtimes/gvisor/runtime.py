@@ -18,7 +18,7 @@ from lockgate.contract.bounds import Bounds, MiB
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.contract.run import Rung
 from lockgate.contract.rungs import Boundary, GvisorChoices, Weakness
-from lockgate.runtimes import forked
+from lockgate.runtimes import forked, stores
 from lockgate.runtimes.container import plan
 from lockgate.runtimes.framed import FramedMachine
 from lockgate.runtimes.gvisor import binary, bundle, image, selftest
@@ -28,7 +28,7 @@ from lockgate.runtimes.single import boots
 
 START_SECONDS: Final = 90.0
 PROBE_SECONDS: Final = 10.0
-_ROOT_STORE: Final = Path("/var/lib/lockgate/gvisor")
+_ROOT_STORE: Final = stores.SYSTEM / "gvisor"
 _READ: Final = 1 << 20
 
 
@@ -175,13 +175,7 @@ class GvisorRuntime:
 
 def default_store() -> Path:
     """Return this user's store, found without reading the environment."""
-    if os.getuid() == 0:
-        return _ROOT_STORE
-    import pwd  # noqa: PLC0415 - a plain user's alone
-
-    with contextlib.suppress(KeyError):
-        return Path(pwd.getpwuid(os.getuid()).pw_dir, ".local", "share", "lockgate", "gvisor")
-    return Path("/nonexistent")
+    return stores.of_this_user("gvisor") or Path("/nonexistent")
 
 
 def unpacked_at(store: Path) -> Path:

@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import pwd
 import shutil
 import stat
 import tempfile
@@ -26,11 +25,11 @@ from typing import Final
 import msgspec
 
 from lockgate.contract.errors import CannotIsolate, HostFault
+from lockgate.runtimes import stores
 from lockgate.runtimes.microvm.vmm import Accel, Name
 
 Progress = Callable[[str], object]
 
-_ROOT_STORE: Final = Path("/var/lib/lockgate/microvm")
 _PIECE: Final = 1 << 20
 BUILD: Final = "build it with: lockgate microvm build"
 
@@ -84,13 +83,7 @@ class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def default_store() -> Path:
     """Return this user's store, found without reading the environment; root's is below /var/lib."""
-    if os.getuid() == 0:
-        return _ROOT_STORE
-    try:
-        home = pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return Path("/nonexistent")
-    return Path(home, ".local", "share", "lockgate", "microvm")
+    return stores.of_this_user("microvm") or Path("/nonexistent")
 
 
 def digest_of(*parts: str | bytes) -> str:

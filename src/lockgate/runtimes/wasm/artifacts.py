@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import pwd
 import stat
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ from typing import Final
 import msgspec
 
 from lockgate.contract.errors import CannotIsolate, ConfigError
+from lockgate.runtimes import stores
 from lockgate.runtimes.protocol import Unavailable
 from lockgate.runtimes.wasm import image_recipe
 
@@ -145,17 +145,13 @@ def default_store() -> Path:
         ConfigError: the user has no home.
 
     """
-    uid = os.getuid()
-    if uid == 0:
-        return Path("/var/lib/lockgate/wasm")
-    try:
-        home = pwd.getpwuid(uid).pw_dir
-    except KeyError:
+    store = stores.of_this_user("wasm")
+    if store is None:
         raise ConfigError(
-            f"user {uid} has no entry in the password database, so no home for the guest",
+            f"user {os.getuid()} has no entry in the password database, so no home for the guest",
             next_step="name a directory with [execution.wasm] store, or --store",
-        ) from None
-    return Path(home, ".local", "share", "lockgate", "wasm")
+        )
+    return store
 
 
 def cpu_family() -> str:
