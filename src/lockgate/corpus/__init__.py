@@ -6,7 +6,7 @@ Rule 2: a line that cannot be run is a failure with its reason, never a crash an
 
 from __future__ import annotations
 
-from lockgate.corpus.case import Outcome
 from lockgate.corpus.runner import Report, run_cases, run_lines
+from lockgate.render.corpus import Outcome
 
 __all__ = ["Outcome", "Report", "run_cases", "run_lines"]

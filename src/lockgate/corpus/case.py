@@ -16,20 +16,6 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([rnt0\\]))")
 _PLAIN: Final = {"r": "\r", "n": "\n", "t": "\t", "0": "\0", "\\": "\\"}
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What became of one case; `reason` is empty when it passed."""
-
-    id: str
-    expected: str
-    got: str
-    reason: str
-
-    @property
-    def passed(self) -> bool:
-        """Whether the case held."""
-        return not self.reason
-
-
 class Got(msgspec.Struct, frozen=True):
     """What the code said.
 

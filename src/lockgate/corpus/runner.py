@@ -15,11 +15,12 @@ import msgspec
 
 from lockgate.contract.errors import LockgateError
 from lockgate.corpus import arguments, content, names, network, resolving
-from lockgate.corpus.case import Got, Outcome, Unrunnable
+from lockgate.corpus.case import Got, Unrunnable
 from lockgate.corpus.policies import Policies
 from lockgate.corpus.quiet import leaving
 from lockgate.policy.egress import EgressPolicy
 from lockgate.render import corpus as render
+from lockgate.render.corpus import Outcome
 
 Runner = Callable[[EgressPolicy, dict[str, Any]], Got]
 
@@ -88,8 +89,7 @@ def _one(case: dict[str, Any], policies: Policies, runners: dict[str, Runner]) -
     try:
         if runner is None:
             if render.is_render_case(case):
-                found = render.check(case)
-                return Outcome(found.id, found.expected, found.got, found.reason)
+                return render.check(case)
             return Outcome(name, expected, "error", f"there is no runner for cases of kind {case.get('kind')!r:.60}")
         return _egress(case, name, expected, runner, policies)
     except Unrunnable as error:
