@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUIRED = [f"X{number}" for number in range(1, 12)] + ["C1", "C2", "C3", "C4", "C5", "C6", "C8"]
+REQUIRED += [f"E{number}" for number in range(1, 8)]
 ROW = re.compile(r"^\|\s*(?P<id>[A-Z]+[0-9]+(?:\.[0-9]+)?)\s*\|(?P<rest>.*)\|\s*$")
 LINK = re.compile(r"`((?:tests|bench)/[^`\s]+)`")
 PENDING = re.compile(r"\[test pending\][:,]?\s*(\S.{9,})")
