@@ -365,8 +365,9 @@ class Channel:
         )
         with contextlib.suppress(AuditUnavailable):  # the kill does not wait for a store that is gone
             attachment.calls.append(Reply("", self._audit.commit(row), rule="protocol", status="killed").record)
-        self.shut()
+        # In this order: code that sees its channel end and ends too is still reported as what it is.
         self._kill(wire.Kill(ticket=attachment.ticket))
+        self.shut()
 
     def shut(self) -> None:
         """End the channel from any thread: reads and writes on it return at once."""

@@ -59,6 +59,7 @@ class Engine:
         attach: hands a run's channel to the broker.
         detach: tells the broker that a run is over.
         send: gives a message to the agent.
+        hear: takes what the broker has sent by now.
 
     """
 
@@ -69,6 +70,8 @@ class Engine:
         attach: Attach,
         detach: Callable[[wire.Detach], None],
         send: Callable[[wire.SupervisorToAgent], None],
+        *,
+        hear: Callable[[], object] = lambda: None,
     ) -> None:
         raise_open_files()
         self.settings = settings
@@ -88,7 +91,9 @@ class Engine:
             most=settings.bounds,
             recycle=settings.recycle,
         )
-        self.deck = Deck(reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, settings.accepted)
+        self.deck = Deck(
+            reactor, self.pool, attach, detach, send, self._over, self.layout.memory_by, settings.accepted, hear
+        )
         self.runs: dict[int, Run] = {}
         self.tickets: dict[str, Run] = {}
         self._keys: dict[tuple[str, str | None, bool], Key] = {}

@@ -237,25 +237,32 @@ class BrokerLink:
         if mask & (loop.IN | loop.GONE) and self.open:
             self._read()
 
-    def _read(self) -> None:
+    def drain(self) -> None:
+        """Take all that the broker has sent by now."""
+        while self.open and self._read():
+            pass
+
+    def _read(self) -> bool:
+        """Take one packet; False when there is none."""
         try:
             got = self._sock.recv_into(_BUFFER, _PACKET)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             got = 0
         if not got:
             self._end()
-            return
+            return False
         try:
             message = _from_broker.decode(_VIEW[:got])
         except msgspec.DecodeError:
             self._end()  # a broker that cannot be understood is as good as gone: fail closed
-            return
+            return False
         if isinstance(message, wire.Attached):
             self._on_attached(message)
         else:
             self._on_kill(message)
+        return True
 
     def _end(self) -> None:
         if self.open:

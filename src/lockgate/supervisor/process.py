@@ -39,7 +39,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, agent: socket.socket, broker: socket.socket) -> None:
         self._reactor = Reactor()
-        self._engine = Engine(settings, self._reactor, self._attach, self._detach, self._send)
+        self._engine = Engine(settings, self._reactor, self._attach, self._detach, self._send, hear=self._hear)
         self._broker = BrokerLink(self._reactor, broker, self._on_attached, self._on_kill, self._on_broker_end)
         self._agent = AgentLink(self._reactor, agent, self._on_message, self._reactor.stop)
         self._signals, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -111,6 +111,9 @@ class Supervisor:
         run = self._engine.tickets.get(message.ticket)
         if run is not None:
             run.protocol()
+
+    def _hear(self) -> None:
+        self._broker.drain()
 
     def _on_broker_end(self) -> None:
         for run in list(self._engine.runs.values()):

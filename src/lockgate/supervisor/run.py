@@ -50,6 +50,8 @@ class Deck(msgspec.Struct, frozen=True):
         over: called once when the run is over for its caller.
         memory_by: what caps memory here, as `Attach` tells it.
         weaknesses: what the operator accepts for every run (`contract.rungs`).
+        hear: takes what the broker has sent by now. It orders a kill before it ends a channel, so that code which ends
+            with its channel is still known for what it is.
 
     """
 
@@ -61,6 +63,7 @@ class Deck(msgspec.Struct, frozen=True):
     over: Callable[[Run], None]
     memory_by: str
     weaknesses: tuple[Weakness, ...] = ()
+    hear: Callable[[], object] = lambda: None
 
 
 class Run:
@@ -305,6 +308,9 @@ class Run:
         slot = self.slot
         if not self._sent or slot is None:
             self._broke()
+            return
+        self._deck.hear()
+        if self._over:
             return
         outcome = clean(result, self._bounds.value)
         work = self._key.nature.work
