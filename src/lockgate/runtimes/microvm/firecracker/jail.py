@@ -165,7 +165,7 @@ class Jail:
                     next_step="keep snapshots and machines on one file system",
                 ) from None
 
-    def start(self, binaries: Binaries, limits: Limits, *, more: tuple[str, ...] = ()) -> None:
+    def start(self, binaries: Binaries, limits: Limits | None, *, more: tuple[str, ...] = ()) -> None:
         """Start the jailer and in it the VMM, whose API will listen at `path("api.sock")`.
 
         Raises:

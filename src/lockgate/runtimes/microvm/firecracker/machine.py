@@ -105,13 +105,14 @@ class Clone:
 
     Args:
         base: directory of machines (`Jail`). frozen: what it is made from.
+        grouped: whether the jailer makes control groups for it; else the caller's bound it.
 
     Raises:
         HostFault: the VMM refused, ended or hung; nothing of it is left.
 
     """
 
-    def __init__(self, base: Path, frozen: Frozen, binaries: Binaries, uids: Uids) -> None:
+    def __init__(self, base: Path, frozen: Frozen, binaries: Binaries, uids: Uids, *, grouped: bool = True) -> None:
         self._uids = uids
         self.state: State = "FILE"
         self.jail = Jail(base, ident(), uids.take())
@@ -119,7 +120,7 @@ class Clone:
         try:
             files = {"s": frozen.state, "m": frozen.ram}
             self.jail.prepare({**files, **drives(frozen.drives)})
-            self.jail.start(binaries, Limits(memory=frozen.memory + _VMM_BYTES))
+            self.jail.start(binaries, Limits(memory=frozen.memory + _VMM_BYTES) if grouped else None)
             self._api = Api(self.jail.path("api.sock"), self.jail.pidfd, deadline)
             self._api.put("/snapshot/load", LOAD, deadline)
         except BaseException as error:
