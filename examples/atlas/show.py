@@ -1,6 +1,6 @@
 """How the demo looks on a terminal. Plain text without colour when NO_COLOR is set or nobody looks.
 
-Rule 1: text that a model, a customer or a sandbox wrote is escaped and bounded before it is shown.
+Rule 1: text that a model, a customer or a sandbox wrote is escaped and bounded before it is shown; none is markup.
 Rule 2: colour repeats what words say; nothing is told by colour alone.
 """
 
@@ -220,4 +220,4 @@ def verdict(checks: list[Check], seconds: float) -> Group:
 
 def console(*, quiet: bool) -> Console:
     """A console that records what it shows, so that this can be searched too."""
-    return Console(record=True, highlight=False, quiet=quiet, soft_wrap=False)
+    return Console(record=True, highlight=False, markup=False, emoji=False, quiet=quiet, soft_wrap=False)

@@ -206,3 +206,11 @@ def test_an_interrupted_demo_leaves_nothing(number: int, code: int, tmp_path: Pa
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             assert str(tmp_path).encode() not in (process / "cmdline").read_bytes()
+
+
+def test_no_text_is_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What somebody wrote cannot style the screen, and a name in brackets is not lost."""
+    monkeypatch.syspath_prepend(str(ATLAS))
+    show = module("show")
+    show.console(quiet=False).print(show.opening({"rung": "container"}, [("wasm", "get lockgate[wasm]")]))
+    assert "lockgate[wasm]" in capsys.readouterr().out
