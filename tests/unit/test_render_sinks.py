@@ -15,6 +15,7 @@ import pytest
 from lockgate.contract.errors import ConfigError, HostFault
 from lockgate.render import Guard, Provenance, RenderPolicy, headers
 from lockgate.render.visible import find_live
+from render_payloads import live, renderers
 
 LINK = "https://wiki.partner.example/page"
 IMAGE = "https://img.partner.example/pub/a.png"
@@ -338,6 +339,18 @@ def test_the_self_check_alarm_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.denials[-1].severity == "critical"
     blind = guard(check_every=0).markdown("hello")
     assert not blind.fell_back
+
+
+@pytest.mark.parametrize(
+    "inner", ["<pre>{}</pre>", "```\n  {}\n  ```", "> `{}`", "# `{}`", "| a |\n  |---|\n  | `{}` |", ""]
+)
+@pytest.mark.parametrize("box", ["- [ ] ", "1. [x] ", "> - [ ] "])
+def test_what_stands_behind_a_box_begins_a_block_of_its_own(box: str, inner: str) -> None:
+    """A fence on the line of a task's box is no fence to any renderer: its text would be read, and its links be live."""
+    made = guard().markdown(box + inner.format("[a](https://wiki.partner.example/a?x=S 't') https://attacker.example"))
+    assert not made.fell_back
+    for name, render in renderers().items():
+        assert not live(render(made.text)), (name, made.text)
 
 
 def test_a_parser_that_crashes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

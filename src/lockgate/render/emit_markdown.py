@@ -124,7 +124,11 @@ def _list(block: List, *, odd: bool) -> list[str]:
         lines = _blocks(item.blocks, tight=not loose)
         if item.checked is not None:
             box = "[x]" if item.checked else "[ ]"
-            lines = [f"{box} {lines[0]}", *lines[1:]] if lines else [box]
+            first = item.blocks[0] if item.blocks else None
+            if isinstance(first, Para) and _block(first):
+                lines = [f"{box} {lines[0]}", *lines[1:]]
+            else:  # behind the box a fence begins no block, and what it should hold inert would be read
+                lines = [box, "", *lines] if lines else [box]
         if out and loose:
             out.append("")
         out.append(f"{mark} {lines[0]}".rstrip() if lines else mark)
