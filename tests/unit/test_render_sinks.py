@@ -353,6 +353,14 @@ def test_what_stands_behind_a_box_begins_a_block_of_its_own(box: str, inner: str
         assert not live(render(made.text)), (name, made.text)
 
 
+@pytest.mark.parametrize("text", ["www.", "see www. b", "x<www.", "d+.com", "a'.com/x", "(www.)"])
+def test_names_that_only_some_linkifiers_take_for_names(text: str) -> None:
+    """remark-gfm links a bare `www.`, markdown-it a host behind a sign: their dots are broken or escaped."""
+    made = guard().markdown(text).text
+    assert "www." not in made
+    assert ".com" not in made.replace("\\.com", "")
+
+
 def test_a_parser_that_crashes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second parser really panics on these two characters, which no emitter writes; the first is made to."""
     from lockgate.render import guard as module

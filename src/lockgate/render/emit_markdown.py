@@ -33,7 +33,7 @@ from lockgate.render.tree import (
 )
 from lockgate.render.visible import live_at
 
-_SPECIAL: Final = re.compile(r"[\\`*_{}\[\]#|~<>&$^=]|[:@.](?!\s)|[\u3002\uff0e\uff61]|(?<=/)/")
+_SPECIAL: Final = re.compile(r"[\\`*_{}\[\]#|~<>&$^=]|[:@.](?!\s)|(?<=[wW]{3})\.|[\u3002\uff0e\uff61]|(?<=/)/")
 _ALWAYS: Final = frozenset("\\`*_{}[]#|~<>&$^=/")
 _LINE_START: Final = re.compile(r"(?:[-+](?=[\s\-+]|\Z)|[0-9]{1,9}[.)](?=\s|\Z)|\()")
 _INFO: Final = re.compile(r"[a-z0-9+#.-]{1,24}")
@@ -283,7 +283,7 @@ def _escaped(visible: str, at: int, start: int, stop: int) -> str:
         edge = at + 1 == stop and visible[at - 1 : at].strip()
         return "\\[at\\]" if edge or live_at(visible, at) == "at" else "@"
     if char == ".":
-        if visible[max(0, at - 3) : at].lower() == "www" and visible[at + 1 : at + 2].strip():
+        if visible[max(0, at - 3) : at].lower() == "www":  # remark-gfm links the bare name too
             return "\\[.\\]"
-        return "\\." if visible[at - 1 : at].isalnum() and visible[at + 1 : at + 2].isalnum() else "."
+        return "\\." if visible[max(0, at - 1) : at].strip() and visible[at + 1 : at + 2].isalnum() else "."
     return f"\\[{char}\\]" if live_at(visible, at) else char
