@@ -298,8 +298,9 @@ class Vm:
         if self._begin is not None and data[:1] == layout.PLACED:
             data = data[1:]
             begin, self._begin = self._begin, None
-            with contextlib.suppress(OSError):  # a VMM that is gone is told by its pidfd
-                self._wire.send(begin) if begin else 0
+            if begin:
+                with contextlib.suppress(OSError):  # a VMM that is gone is told by its pidfd
+                    self._wire.send(begin)
         if self.state == "running":
             self._to_guest += data
             self._push()

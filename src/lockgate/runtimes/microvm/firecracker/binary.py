@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from lockgate.contract.errors import CannotIsolate, HostFault
 from lockgate.runtimes.microvm.layout import PATH
+from lockgate.runtimes.microvm.store import sha256
 
 MINIMUM: Final = (1, 12, 0)
 _SECONDS: Final = 10.0
@@ -91,7 +92,7 @@ def check(firecracker: Path, jailer: Path, source: str) -> Binaries:
                 next_step=f"chown root {one}; chmod 0755 {one}",
             )
         versions.append(_version(one))
-        digests.append(_sha256(one))
+        digests.append(sha256(one))
     if versions[0] != versions[1] or versions[0] < MINIMUM:
         text = " and ".join(".".join(map(str, version)) for version in versions)
         least = ".".join(map(str, MINIMUM))
@@ -155,8 +156,3 @@ def _version(program: Path) -> tuple[int, ...]:
     if found is None:
         raise CannotIsolate(f"{program} names no version", next_step="install upstream's release")
     return tuple(int(part) for part in found.groups())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

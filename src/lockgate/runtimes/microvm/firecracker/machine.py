@@ -27,6 +27,7 @@ from lockgate.runtimes.dialog import READY, READY_LINE_BYTES
 from lockgate.runtimes.microvm.firecracker.api import Api, vsock
 from lockgate.runtimes.microvm.firecracker.binary import Binaries
 from lockgate.runtimes.microvm.firecracker.jail import UID_BASE, UIDS, Jail, Limits
+from lockgate.runtimes.microvm.machines import number_of
 
 MiB: Final = 1024 * 1024
 CONTROL_PORT: Final = 52
@@ -87,13 +88,12 @@ class Uids:
             HostFault: all are in use.
 
         """
-        for step in range(1, UIDS + 1):
-            number = (self._last + step) % UIDS
-            if number not in self._taken:
-                self._taken.add(number)
-                self._last = number
-                return UID_BASE + number
-        raise HostFault("every uid for machines is in use", next_step="end some machines")
+        try:
+            self._last = number_of(self._taken, self._last, UIDS)
+        except OSError:
+            raise HostFault("every uid for machines is in use", next_step="end some machines") from None
+        self._taken.add(self._last)
+        return UID_BASE + self._last
 
     def give_back(self, uid: int) -> None:
         """Free `uid`; its cage is gone."""
@@ -206,10 +206,7 @@ def freeze(recipe: Recipe, base: Path, target: Path, binaries: Binaries, *, uids
         api.put("/snapshot/create", SAVE, deadline)
         api.close()
         jail.kill()
-        for name in ("s", "m"):
-            os.chown(jail.path(name), 0, 0)
-            Path(jail.path(name)).rename(target / name)
-            (target / name).chmod(0o444)
+        take_out(jail, target / "s", target / "m")
     except BaseException as error:
         _tell(jail, error)
         shutil.rmtree(target, ignore_errors=True)
@@ -219,6 +216,15 @@ def freeze(recipe: Recipe, base: Path, target: Path, binaries: Binaries, *, uids
         uids.give_back(jail.uid)
     images = tuple(kept[name] for name in drives(recipe.drives))
     return Frozen(target / "s", target / "m", images, recipe.memory)
+
+
+def take_out(jail: Jail, state: Path, ram: Path) -> None:
+    """Move a snapshot out of the cage in which a dead VMM wrote it, as files of root's that nobody can change."""
+    for name, target in (("s", state), ("m", ram)):
+        made = Path(jail.path(name))
+        os.chown(made, 0, 0)
+        made.chmod(0o444)
+        made.rename(target)
 
 
 def boot_calls(recipe: Recipe) -> list[tuple[str, Mapping[str, object]]]:

@@ -14,6 +14,7 @@ Words on the wire, lines: from the loader "start", "resume", "freeze"; from here
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -85,9 +86,8 @@ def run(plan: Plan, one: Jail, given: dict[str, int], *, cold: bool) -> NoReturn
     """
     try:
         process.die_with_parent()
-        high = [os.dup(given[name]) for name in ("control", "call", "monitor", "words")]
-        moved = [_above(fd, 64) for fd in high]
-        for target, fd in enumerate(moved, _CONTROL):
+        high = [fcntl.fcntl(given[name], fcntl.F_DUPFD, 64) for name in ("control", "call", "monitor", "words")]
+        for target, fd in enumerate(high, _CONTROL):
             os.dup2(fd, target)
         process.close_from(_WORDS + 1)
         wire = socket.socket(fileno=_WIRE)
@@ -101,14 +101,6 @@ def run(plan: Plan, one: Jail, given: dict[str, int], *, cold: bool) -> NoReturn
         os._exit(0)
     finally:
         os._exit(_FAILED)
-
-
-def _above(fd: int, least: int) -> int:
-    import fcntl  # noqa: PLC0415 - once, in a process of its own
-
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD, least)
-    os.close(fd)
-    return moved
 
 
 class _Vmm:
@@ -176,10 +168,7 @@ def _boot(plan: Plan, one: Jail, wire: socket.socket) -> None:
     vmm.api.put("/snapshot/create", machine.SAVE, deadline)
     os.kill(vmm.pid, 9)
     os.waitpid(vmm.pid, 0)
-    for name, target in (("s", plan.state), ("m", plan.ram)):
-        os.chown(one.path(name), 0, 0)
-        Path(one.path(name)).chmod(0o444)
-        Path(one.path(name)).rename(target)
+    machine.take_out(one, Path(plan.state), Path(plan.ram))
     wire.sendall(b"saved\n")
 
 
