@@ -7,8 +7,13 @@ import os
 import socket
 import ssl
 import struct
+from pathlib import Path
 from typing import Any
 
+from lockgate.audit import reader
+from lockgate.audit.rows import StoredRow
+from lockgate.contract.errors import LockgateError
+from lockgate.egress.client import Control
 from lockgate.egress.preface import preface
 
 WAIT = 30.0
@@ -104,3 +109,21 @@ def over_tls(sock: socket.socket, context: ssl.SSLContext, name: str, raw: bytes
     with context.wrap_socket(sock, server_hostname=name) as inside:
         inside.sendall(raw)
         return drain(inside)
+
+
+def rows_until_now(control: str, audit: Path) -> list[StoredRow]:
+    """All rows of a gateway up to now: what it allowed is sent and not waited for, and a denial behind it is durable.
+
+    Of a gateway that no longer takes or stores any: those that there are.
+    """
+    flusher = "flusher"
+    try:
+        link = Control(control)
+        try:
+            link.open(user=flusher, agent=flusher, run=flusher)
+            link.denied(kind="dns", reason="not_allowed", destination="flush.test")
+        finally:
+            link.close()
+    except (LockgateError, OSError):
+        pass
+    return [row for row in reader.tail(audit, 10_000) if row.run != flusher]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from alerts_receiver import until
 from egress_client import ask, client_context, connect, dial, drain, get, hello, over_tls, reason, tunnel
 from egress_net import PUBLIC, PUBLIC6, Forwarder, World
 from lockgate.contract.errors import HostFault
@@ -99,8 +100,11 @@ def test_clients_reach_what_is_allowed(world: World, run: Run) -> None:
         assert done.returncode == 56
         assert b"x-lockgate-reason: not_allowed" in done.stdout
     assert [row.reason for row in run.rows(verdict="deny")] == ["not_allowed"]
-    closed = [row for row in run.rows(status="closed") if row.detail["destination"] == "api.allowed.example:443"]
-    assert closed[0].detail["bytes_in"] > 500
+
+    def closed() -> list[Any]:
+        return [row for row in run.rows(status="closed") if row.detail["destination"] == "api.allowed.example:443"]
+
+    assert until(closed, "the row of the tunnel's end")[0].detail["bytes_in"] > 500
 
 
 def test_python_and_node_speak_through_it(world: World, run: Run) -> None:
@@ -344,10 +348,8 @@ def test_budgets_are_the_runs(run: Run) -> None:
         assert answered.wait(WAIT)
         reader.join(WAIT)
         assert len(got) <= 400_000
-    deadline = time.monotonic() + WAIT
-    while not run.rows(reason="byte_budget") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert run.rows(reason="byte_budget")[0].detail["kind"] == "budget"
+    over = until(lambda: run.rows(reason="byte_budget"), "the row of the budget")
+    assert over[0].detail["kind"] == "budget"
     for label in ("a", "a", "b", "c"):
         with dial(run.world.data, run.opened.token) as sock:
             sock.sendall(connect(f"{label}.wild.example"))

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import lockgate as lg
-from egress_client import drain, reason, tunnel
+from egress_client import drain, reason, rows_until_now, tunnel
 from gate_fixtures import CONFIG
-from lockgate.audit import reader
 from lockgate.egress import launch
 from lockgate.egress.bridge import Bridge
 from lockgate.egress.client import Control
@@ -47,7 +46,7 @@ class Scene:
             return drain(inside)
 
     def rows(self) -> list[Any]:
-        return list(reader.tail(self.home / "egress.db", 1000))
+        return rows_until_now(self.gateway.control, self.home / "egress.db")
 
 
 @pytest.fixture(scope="module")
