@@ -243,7 +243,7 @@ def test_a_killed_writer_denies_everything_and_the_next_one_says_what_is_lost(au
             with pytest.raises(AuditUnavailable, match="gone"):
                 call()
     assert not gate.client.available
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     ready = audit_link().client.ready()
     assert (ready.unknown, ready.gaps) == (1, 1)
     unknown, gap = list(reader.tail(gate.path, 2))
@@ -282,7 +282,7 @@ def test_a_stuck_writer_is_a_typed_error_in_time_and_the_claim_is_given_up(audit
     started = time.monotonic()
     with pytest.raises(AuditUnavailable, match="did not answer"):
         gate.client.intent(audit_intent(), "key")
-    assert 0.2 < time.monotonic() - started < 3
+    assert 0.2 < time.monotonic() - started < 10
     gate.process.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + 10
     while True:  # the first answers may still be late on a busy machine

@@ -25,7 +25,7 @@ from lockgate.audit import reader
 from lockgate.contract import wire
 
 ROUNDS = 200
-SECONDS = 100.0
+SECONDS = 240.0
 SCOPE: dict[str, Any] = {"get_order": {}, "refund": {}, "add_note": {}}
 
 _LAUNCHER = """
@@ -279,7 +279,7 @@ def test_the_broker_ends_with_its_agent(tmp_path: Path) -> None:
         time.sleep(0.005)
     began = time.monotonic()
     broker.close()  # the write in flight gets its time, and its row
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 20
     assert channel.read() is None
     rows = list(reader.tail(str(tmp_path / "audit.db"), 1000))
     assert [row.phase for row in rows if row.operation == "hang_write"] == ["intent", "unknown"]

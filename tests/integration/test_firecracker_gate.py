@@ -22,9 +22,10 @@ from lockgate.audit import reader
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.rungs import MicrovmChoices
 from lockgate.gate.sync import Gate
+from lockgate.runtimes.digests import sha256
 from lockgate.runtimes.microvm.firecracker import binary
 from lockgate.runtimes.microvm.runtime import MicrovmRuntime
-from lockgate.runtimes.microvm.store import Choice, KernelInfo, Store, sha256
+from lockgate.runtimes.microvm.store import Choice, KernelInfo, Store
 from lockgate.runtimes.protocol import TemplateSpec
 from lockgate.runtimes.single import run_once
 

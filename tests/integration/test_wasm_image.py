@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("wasmtime", reason="the wasm extra is not installed")
 
 from lockgate.contract.errors import CannotIsolate, EnvBuildFailed
+from lockgate.runtimes.digests import sha256
 from lockgate.runtimes.wasm import artifacts, build, driver, image_recipe, image_unsafe
 from lockgate.runtimes.wasm.engine_unsafe import EngineError
 from wasm_guest_fixtures import built
@@ -44,7 +45,7 @@ def test_two_builds_give_the_same_bytes(name: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         timeout=250,
     )
-    assert artifacts.sha256(out) == found.image_sha256
+    assert sha256(out) == found.image_sha256
     image = out.read_bytes()
     assert image == Path(found.image).read_bytes()
     assert str(tmp_path).encode() not in image  # nothing of the place where it was made

@@ -61,7 +61,7 @@ def test_a_deadline_is_kept_and_the_stuck_thread_is_counted(threads: Threads, se
 
     done = on(threads, stuck)
     assert late.wait(5)
-    assert 0 <= time.monotonic() - began - seconds < 1
+    assert 0 <= time.monotonic() - began - seconds < 5
     assert threads.stuck == 1
     go_on.set()
     assert done.wait(5)

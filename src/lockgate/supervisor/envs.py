@@ -28,6 +28,7 @@ import msgspec
 
 from lockgate.contract.errors import ConfigError, EnvBuildFailed, UnknownEnv
 from lockgate.runtimes import stores
+from lockgate.runtimes.digests import sha256
 from lockgate.supervisor import envtree
 
 Progress = Callable[[str], object]
@@ -311,7 +312,7 @@ def _resolve(requirements: Path, wheels: Path) -> tuple[list[tuple[str, str]], s
             )
         name, version = envtree.wheel_name(path)
         packages.append((name, version))
-        lines.append(f"{name}=={version} --hash=sha256:{envtree.sha256(path).hex()}\n")
+        lines.append(f"{name}=={version} --hash=sha256:{sha256(path)}\n")
     if not packages:
         raise EnvBuildFailed(
             f"{requirements.name} asks for no package", next_step="name at least one; runs without a set need no build"

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from lockgate.contract.errors import EnvBuildFailed
 from lockgate.runtimes.container import layout
+from lockgate.runtimes.digests import sha256
 
 _NEXT: Final = "do not use this package; tell its maintainers what was found"
 _PLAIN: Final = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+!-]*\Z")
@@ -81,12 +82,6 @@ def wheel_name(path: Path) -> tuple[str, str]:
     return name, version
 
 
-def sha256(path: Path) -> bytes:
-    """Return the digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
 def _compiled(name: str) -> bool:
     return name.endswith(".pyc") and "__pycache__" in name.split("/")
 
@@ -97,7 +92,7 @@ def digest(tree: Path, python: str) -> Summary:
     size = count = 0
     for name, status in walk(tree):
         if not _compiled(name):
-            total.update(f"{name}\0{status.st_size}\0{sha256(tree / name).hex()}\n".encode("utf-8", "surrogateescape"))
+            total.update(f"{name}\0{status.st_size}\0{sha256(tree / name)}\n".encode("utf-8", "surrogateescape"))
         size += status.st_size
         count += 1
     return Summary(total.hexdigest(), size, count)
@@ -137,7 +132,7 @@ def _check_row(tree: Path, row: list[str]) -> set[str]:
         raise EnvBuildFailed(f"{name!r} is in a wheel's RECORD but not among its files", next_step=_NEXT)
     algorithm, _, expected = row[1].partition("=")
     if expected and algorithm == "sha256":
-        actual = base64.urlsafe_b64encode(sha256(where)).rstrip(b"=").decode()
+        actual = base64.urlsafe_b64encode(bytes.fromhex(sha256(where))).rstrip(b"=").decode()
         if actual != expected:
             raise EnvBuildFailed(f"{name!r} is not what its wheel's RECORD says", next_step=_NEXT)
     elif not name.endswith((".dist-info/RECORD", ".dist-info/INSTALLER", ".dist-info/REQUESTED")):

@@ -171,7 +171,7 @@ def test_half_a_frame_and_silence(live: Broker) -> None:
         with contextlib.suppress(OSError):
             channel.sock.sendall(framed(GOOD)[dripped : dripped + 1])
         dripped += 1
-    assert 4.5 < time.monotonic() - began < 8
+    assert 4.5 < time.monotonic() - began < 14
     assert "not complete" in killed_and_audited(live, run.run, run.ticket, channel)
 
 

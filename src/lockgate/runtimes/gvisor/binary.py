@@ -12,7 +12,6 @@ flags at 15, from Go 1.18 on a varint length at 32 and the text): running it wou
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Final
 import msgspec
 
 from lockgate.contract.errors import CannotIsolate
+from lockgate.runtimes.digests import sha256
 
 # Releases from here on limit the files of a tmpfs themselves (nr_inodes), among two years of fixes since Debian's.
 MINIMUM: Final = 20260601
@@ -94,8 +94,7 @@ def inspect(path: Path) -> Runsc:
 
     """
     check_owner(path)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256(path)
     said = _ask(path, "--version")
     found = _RELEASE.search(said)
     version = said.splitlines()[0].removeprefix("runsc version ").strip()[:100] if said else ""

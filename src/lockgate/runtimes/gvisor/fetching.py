@@ -8,7 +8,6 @@ Rule 3: an explicit command alone starts this; no run and no probe ever fetches 
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from lockgate.contract.errors import CannotIsolate, ConfigError
+from lockgate.runtimes.digests import sha256
 
 PACKAGE: Final = "runsc"
 SUITE: Final = "trixie"
@@ -66,8 +66,7 @@ def check_digest(deb: Path, expected: str = DEB_SHA256) -> None:
         CannotIsolate: it is another one.
 
     """
-    with deb.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256(deb)
     if digest != expected:
         raise CannotIsolate(
             f"Debian's package is not the one that was tested: {deb.name} has SHA-256 {digest}, not {expected}",

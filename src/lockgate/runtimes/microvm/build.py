@@ -24,6 +24,7 @@ from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
 from lockgate.runtimes import forked, ids
 from lockgate.runtimes.container import plan as container_plan
 from lockgate.runtimes.container.template import STDLIB_PRELOAD
+from lockgate.runtimes.digests import sha256
 from lockgate.runtimes.microvm import cage, image, kernels, layout
 from lockgate.runtimes.microvm.firecracker import binary as fc
 from lockgate.runtimes.microvm.firecracker import jail
@@ -35,7 +36,6 @@ from lockgate.runtimes.microvm.store import (
     Store,
     check_file,
     digest_of,
-    sha256,
     sparse_sha256,
 )
 from lockgate.runtimes.microvm.vmm import GUEST_RESERVE, Accel, Guest, Name, Plan

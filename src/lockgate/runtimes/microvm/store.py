@@ -95,12 +95,6 @@ def digest_of(*parts: str | bytes) -> str:
     return total.hexdigest()
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, holes read as zeros."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sparse_sha256(path: Path) -> str:
     """Return a SHA-256 over a file's size and its data, each piece with its place; holes cost nothing."""
     total = hashlib.sha256()

@@ -21,6 +21,7 @@ import msgspec
 
 from lockgate.contract.errors import CannotIsolate, ConfigError
 from lockgate.runtimes import stores
+from lockgate.runtimes.digests import sha256
 from lockgate.runtimes.protocol import Unavailable
 from lockgate.runtimes.wasm import image_recipe
 
@@ -71,7 +72,6 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 # Features that the compiler looks for, as Linux spells them in /proc/cpuinfo (x86-64, aarch64).
 _ISA: Final = """sse3 pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma bmi1 bmi2 abm avx512bitalg avx512dq avx512f avx512vl
 avx512vbmi asimd lse paca pacg fp atomics bti"""
-_CHUNK: Final = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,15 +189,6 @@ def image_name(set_name: str, guest: GuestBuild = GUEST) -> str:
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
-def sha256(path: Path) -> str:
-    """Return a file's digest, hexadecimal."""
-    seen = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            seen.update(chunk)
-    return seen.hexdigest()
-
-
 def not_private(path: Path) -> str | None:
     """Say why a file or directory could have been written by somebody else, None when it could not."""
     found = path.lstat()

