@@ -344,7 +344,7 @@ class Doctor:
                 "warm_ms": checkup.median_ms(self._warm),
                 "cold_ms": checkup.median_ms(self._cold),
                 "template_ms": round(engine.pool.template_seconds * 1000, 3) if booted else None,
-                "refill_ms": round(engine.pool.refill_seconds * 1000, 3) if booted else None,
+                "refill_ms": round(engine.pool.growing.refill_seconds * 1000, 3) if booted else None,
                 "slowest_reap_ms": round(engine.pool.graveyard.slowest * 1000, 3) if booted else None,
                 "stages_us": stages,
             },

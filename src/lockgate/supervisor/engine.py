@@ -222,7 +222,7 @@ class Engine:
             "groups": self.groups(),
             "rss": rss(),
             "slowest_reap": self.pool.graveyard.slowest,
-            "refill_seconds": self.pool.refill_seconds,
+            "refill_seconds": self.pool.growing.refill_seconds,
             "fault": str(self.pool.fault) if self.pool.fault is not None else None,
         }
 

@@ -13,21 +13,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from lockgate.contract.bounds import CEILINGS, Bounds
-from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
+from lockgate.contract.bounds import Bounds
+from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.contract.rungs import Weakness
-from lockgate.runtimes.protocol import Machine, MachineFailed, MachineReady, Template
+from lockgate.runtimes.protocol import Template
 from lockgate.supervisor import loop
 from lockgate.supervisor.cgroups import Layout
-from lockgate.supervisor.group import Group
+from lockgate.supervisor.growing import Growing
 from lockgate.supervisor.keeper import Keeper
-from lockgate.supervisor.line import Home, Key, Line, Shelf, Waiter, hardening_error
+from lockgate.supervisor.line import Home, Key, Line, Shelf, Waiter
 from lockgate.supervisor.slot import Graveyard, Klass, Slot
 from lockgate.supervisor.starter import Starter
 
-import msgspec  # isort: skip
-
-GROW_SECONDS: Final = 15.0
 LINGER_SECONDS: Final = 0.002
 _QUIET: Final = 0.003  # seconds after a run started or ended in which no machine is made
 _LINES: Final = 8
@@ -59,23 +56,21 @@ class Pool:
     ) -> None:
         self._reactor = reactor
         self._layout = layout
-        self._keeper = keeper
         self._starter = starter
         self._start_template = start_template
         self._most = most
         self._recycle = recycle
         self._lines: dict[Key, Line] = {}
         self._homes: set[Home] = set()
-        self._growing = 0
-        self._nursery: set[Slot] = set()
         self._lingering: dict[Slot, loop.Timer] = {}
         self._timer: loop.Timer | None = None
         self._active = 0.0
         self._closing = False
         self.fault: HostFault | None = None
         self.graveyard = Graveyard(reactor, keeper, self.stop, self._kick)
-        self.made = 0
-        self.refill_seconds = 0.0
+        self.growing = Growing(
+            reactor, layout, keeper, self.graveyard, warm=self._shelve, drop=self._drop, lost=self._lost
+        )
         self.template_seconds = 0.0
 
     # ---- for runs ------------------------------------------------------------------------------------------------
@@ -174,10 +169,10 @@ class Pool:
         return {
             "warm": sum(len(shelf.warm) for shelf in shelves),
             "waiting": sum(len(shelf.waiters) for shelf in shelves),
-            "growing": self._growing,
+            "growing": self.growing.count,
             "dying": len(self.graveyard.dying) + len(self._lingering),
             "reaped": self.graveyard.reaped,
-            "made": self.made,
+            "made": self.growing.made,
             "templates": len(self._homes),
         }
 
@@ -247,7 +242,7 @@ class Pool:
             self._timer = self._reactor.at(when, self._kick)
 
     def _full(self) -> bool:
-        return self._growing >= (2 if any(line.waiting for line in self._lines.values()) else 1)
+        return self.growing.count >= (2 if any(line.waiting for line in self._lines.values()) else 1)
 
     def _grow(self) -> None:
         if self.fault is not None or self._closing or self._full():
@@ -265,7 +260,7 @@ class Pool:
             self._start(line)  # the worn-out one serves until its successor is there
         shelf = line.next_shelf()
         if shelf is not None:
-            self._ask(line, shelf, home)
+            self.growing.ask(line, shelf, home)
             if line.waiting:
                 self._kick()
 
@@ -296,12 +291,12 @@ class Pool:
         self._reactor.add(template.fileno(), lambda _mask: self._on_template(line, home))
         self._kick()
 
-    def _evict(self, line: Line, home: Home) -> None:
-        """Destroy the warm machines of a template that grew old: they are as old."""
+    def _evict(self, line: Line, home: Home, *, hard: bool = False) -> None:
+        """Destroy the warm machines of a template that grew old, as they did, or that is lost."""
         for shelf in line.shelves.values():
             for slot in [slot for slot in shelf.warm if slot.home is home]:
                 shelf.warm.remove(slot)
-                self.done(slot, hard=False)
+                self.done(slot, hard=hard)
 
     def _retire(self, home: Home) -> None:
         """Close a template that has a successor, once nothing lives from it."""
@@ -315,101 +310,12 @@ class Pool:
         self._reactor.remove(home.template.fileno())
         self._starter.submit(home.template.close, _ignore)
 
-    def _ask(self, line: Line, shelf: Shelf, home: Home) -> None:
-        bounds = shelf.bounds
-        if self._layout.pids is not None and "processes" not in line.key.nature.fixed:
-            # The group refuses and counts; the rlimit only backs it. It counts forks in flight too, so it needs room
-            # for as many again (ADR 0017).
-            bounds = msgspec.structs.replace(bounds, processes=min(2 * bounds.processes, int(CEILINGS["processes"])))
-        try:
-            machine = home.template.request(bounds)
-        except LockgateError as err:
-            self._lost(line, home, err)
-            return
-        except OSError as err:
-            self._lost(line, home, HostFault(f"a sandbox cannot be asked for ({err.strerror})", next_step=_FDS))
-            return
-        slot = Slot(machine, shelf.bounds, home, shelf)
-        slot.timer = self._reactor.after(GROW_SECONDS, partial(self._too_slow, line, slot))
-        self._nursery.add(slot)
-        home.asked.append(slot)
-        home.live += 1
-        home.made += 1
-        shelf.growing += 1
-        self._growing += 1
-
     def _on_template(self, line: Line, home: Home) -> None:
-        try:
-            events = home.template.on_readable()
-        except LockgateError as err:
-            self._lost(line, home, err)
-            return
-        for event in events:
-            if not home.asked:
-                break
-            slot = home.asked.popleft()
-            if isinstance(event, MachineFailed):
-                self._drop(line, slot, hardening_error(event))
-            else:
-                self._spawned(line, slot, event)
+        self.growing.hear(line, home)
         self._retire(home)
 
-    def _spawned(self, line: Line, slot: Slot, machine: Machine) -> None:
-        slot.machine = machine
-        self._reactor.add(machine.control.fileno(), lambda _mask: self._on_control(line, slot))
-        self._reactor.add(machine.pidfd, lambda _mask: self._on_end(line, slot))
-        # Watched from now on, not only once a run takes it: that is five system calls less before the code is sent.
-        for fd in (machine.stdout, machine.stderr):
-            self._reactor.add(fd, lambda _mask: self._on_noise(line, slot))
-        if self._keeper is None:
-            slot.placed = True
-            machine.placed()
-        elif machine.host_pid > 0:  # else it is dead already, and 0 would be the keeper itself
-            limits = line.key.limits(slot.bounds)
-            self._keeper.place(machine.host_pid, limits, lambda group, error: self._placed(line, slot, group, error))
-
-    def _placed(self, line: Line, slot: Slot, group: Group | None, error: str) -> None:
-        if group is not None:
-            slot.placed = True
-            slot.group = group
-            if not slot.buried:
-                slot.machine.placed()
-                if group.oom_fd >= 0:
-                    self._reactor.add(group.oom_fd, lambda _mask: self._on_noise(line, slot))
-                self._settle(line, slot)
-            elif slot not in self.graveyard.dying:  # it died meanwhile; its group is all that is left of it
-                self.graveyard.clear(slot)
-        elif not slot.buried:
-            text = f"a sandbox cannot be put into its control group ({error})"
-            self._drop(
-                line, slot, CannotIsolate(text, next_step="run `lockgate doctor`; it says which bound is held how")
-            )
-
-    def _on_control(self, line: Line, slot: Slot) -> None:
-        for event in slot.machine.on_control():
-            if isinstance(event, MachineReady):
-                slot.facts = event.facts
-                self._settle(line, slot)
-            else:
-                detail = event if isinstance(event, MachineFailed) else MachineFailed("ready", 0, "a result came early")
-                self._drop(line, slot, hardening_error(detail))
-                return
-
-    def _on_noise(self, line: Line, slot: Slot) -> None:
-        self._drop(line, slot, hardening_error(MachineFailed("idle", 0, "it wrote or ran out of memory before a run")))
-
-    def _on_end(self, line: Line, slot: Slot) -> None:
-        slot.dead = True
-        self._drop(line, slot, hardening_error(MachineFailed("idle", 0, "its first process ended")))
-
-    def _settle(self, line: Line, slot: Slot) -> None:
+    def _shelve(self, slot: Slot) -> None:
         """Shelve a slot that became warm, or give it to who waits."""
-        if not slot.warm or not slot.growing:
-            return
-        self._grown(slot)
-        line.succeeded()
-        self.made += 1
-        self.refill_seconds = time.monotonic() - slot.started
         shelf: Shelf = slot.shelf
         if shelf.waiters:
             waiter = shelf.waiters.popleft()
@@ -422,35 +328,14 @@ class Pool:
             self.done(slot, hard=False)
         self._kick()
 
-    def _grown(self, slot: Slot) -> None:
-        if slot.growing:
-            slot.growing = False
-            slot.shelf.growing -= 1
-            self._growing -= 1
-            self._nursery.discard(slot)
-        if slot.timer is not None:
-            slot.timer.cancel()
-            slot.timer = None
-
     # ---- failing -------------------------------------------------------------------------------------------------
     def _drop(self, line: Line, slot: Slot, error: LockgateError) -> None:
         """Destroy a slot that never became warm, or died on its shelf."""
-        self._grown(slot)
+        self.growing.over(slot)
         if slot in slot.shelf.warm:
             slot.shelf.warm.remove(slot)
         line.failed(error)
         self.done(slot, hard=True)
-
-    def _too_slow(self, line: Line, slot: Slot) -> None:
-        error = HostFault(
-            f"a sandbox was not ready within {GROW_SECONDS:g} s",
-            next_step="look at the load of this machine; run `lockgate doctor`",
-        )
-        if slot in slot.home.asked:
-            # The template itself hangs: with it goes everything that waits in it.
-            self._lost(line, slot.home, error)
-        else:
-            self._drop(line, slot, error)
 
     def _lost(self, line: Line, home: Home, error: LockgateError) -> None:
         """A template died or hangs: its machines die with it, and the line starts another."""
@@ -459,13 +344,10 @@ class Pool:
         home.dead = True
         while home.asked:
             slot = home.asked.popleft()
-            self._grown(slot)
+            self.growing.over(slot)
             home.live -= 1
             slot.machine.close()
-        for shelf in line.shelves.values():
-            for slot in [slot for slot in shelf.warm if slot.home is home]:
-                shelf.warm.remove(slot)
-                self.done(slot, hard=True)
+        self._evict(line, home, hard=True)
         line.failed(error)
         if line.home is home:
             line.home = None
@@ -492,8 +374,8 @@ class Pool:
                 self._drop_shelf(line, klass)
         for slot in list(self._lingering):
             self.done(slot, hard=False)
-        for slot in [slot for slot in self._nursery if slot not in slot.home.asked]:
-            self._grown(slot)
+        for slot in self.growing.spawned:
+            self.growing.over(slot)
             self.done(slot, hard=True)
 
     def close_templates(self) -> None:
@@ -504,9 +386,6 @@ class Pool:
             while home.asked:
                 home.asked.popleft().machine.close()
             self._starter.submit(home.template.close, _ignore)
-
-
-_FDS: Final = "raise the limit of open files (ulimit -n), or keep fewer machines warm"
 
 
 def _cancel(shelf: Shelf, waiter: Waiter) -> None:
