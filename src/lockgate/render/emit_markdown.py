@@ -216,7 +216,9 @@ def _pieces(inlines: list[Inline], out: list[_Piece], *, one_line: bool, cell: b
             else:
                 _pieces(inner, out, one_line=one_line, cell=cell)
         elif isinstance(node, Image):
-            out.append(("", f"![{inline([Text(node.alt)], one_line=True)}]({_target(node.url, cell=cell)})"))
+            # marked (16.4) writes an alt as it stands between quotes: a quote in it would begin attributes.
+            alt = inline([Text(node.alt)], one_line=True).replace('"', "&quot;")
+            out.append(("", f"![{alt}]({_target(node.url, cell=cell)})"))
         else:
             label = plain(node.inlines)
             if label == node.url and label.startswith("https://"):
