@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from alerts_receiver import until
 from broker_client import Broker, broker
 from lockgate.contract.bounds import Bounds
 
@@ -79,7 +80,7 @@ def test_denials_are_typed(live: Broker) -> None:
 def test_a_run_that_ends_during_a_call_is_told_and_the_call_gets_its_row(live: Broker) -> None:
     """The agent is told within seconds; the write that was in flight is in the log when it ended."""
     operations = (
-        (live.base / "operations.py").read_text().replace("timeout=0.3", "timeout=6").replace("sleep(2)", "sleep(5)")
+        (live.base / "operations.py").read_text().replace("timeout=0.3", "timeout=12").replace("sleep(2)", "sleep(8)")
     )
     base = live.base / "slow"
     base.mkdir()
@@ -94,5 +95,5 @@ def test_a_run_that_ends_during_a_call_is_told_and_the_call_gets_its_row(live: B
         closed = one.detach(run.ticket, killed_by="wall")
         assert time.monotonic() - began > 2
         assert [(call.operation, call.status) for call in closed.calls] == [("hang_write", "running")]
-        time.sleep(2.5)
+        until(lambda: len(one.rows(operation="hang_write")) == 2, "the row of the write's end")
         assert [row.phase for row in one.rows(operation="hang_write")] == ["intent", "outcome"]

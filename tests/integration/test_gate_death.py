@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,12 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+async def until(ready: Callable[[], bool]) -> None:
+    """Wait for what another process does; `within` bounds it."""
+    while not ready():  # noqa: ASYNC110 — the event is another process's
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("victim", ["broker", "supervisor"])
@@ -83,7 +89,7 @@ def test_a_call_in_flight_when_the_broker_dies_is_unknown_and_not_failed(gate_co
         async with lg.Gate(gate_config) as gate:
             run = await gate.run_scope(gate_scope()).__aenter__()
             task = asyncio.create_task(run.call("wait", ms=20_000))
-            await asyncio.sleep(0.4)
+            await until(lambda: any(row.phase == "intent" for row in reader.tail(gate_config.parent / "audit.db")))
             os.kill(pids(gate)["broker"], signal.SIGKILL)
             with pytest.raises(lg.OutcomeUnknown) as caught:
                 await task
@@ -115,8 +121,8 @@ def test_cancelling_kills_the_run_and_frees_its_slot(gate_config: Path):
     async def scene() -> None:
         async with lg.Gate(gate_config) as gate, gate.run_scope(gate_scope()) as run:
             task = asyncio.create_task(run.code(LONG))
-            await asyncio.sleep(0.3)
-            assert (await gate.stats())["runs"] == 1
+            while (await gate.stats())["runs"] != 1:  # noqa: ASYNC110 — as in `until`
+                await asyncio.sleep(0.02)
             began = time.monotonic()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
