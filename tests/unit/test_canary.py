@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import codecs
 import html
 import os
+import string
 import time
 import urllib.parse
 
@@ -18,6 +20,15 @@ from lockgate.policy.canary import RANDOM_BYTES, TAIL, Needles, Watch, mint
 VALUE = mint(bytes(range(16)))
 NEEDLES = Needles.of([VALUE])
 RAW = VALUE.encode()
+LETTERS = string.ascii_letters.encode()
+
+
+def base58(raw: bytes) -> bytes:
+    digits, number = b"", int.from_bytes(raw)
+    while number:
+        number, at = divmod(number, 58)
+        digits = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"[at : at + 1] + digits
+    return digits
 
 
 def spellings() -> dict[str, bytes]:
@@ -47,6 +58,24 @@ def spellings() -> dict[str, bytes]:
         "full width": "".join(chr(ord(one) + 0xFEE0) for one in VALUE).encode(),
         "utf-16": VALUE.encode("utf-16-le"),
         "labels": f"{VALUE[:9]}.{VALUE[9:20]}.{VALUE[20:]}.pages.partner.example".encode(),
+        "ie escapes": "".join(f"%u{one:04x}" for one in RAW).encode(),
+        "shifted by 5": RAW.translate(
+            bytes.maketrans(LETTERS, b"".join(part[5:] + part[:5] for part in (LETTERS[:26], LETTERS[26:])))
+        ),
+        "mirrored": RAW.translate(bytes.maketrans(LETTERS, LETTERS[25::-1] + LETTERS[:25:-1])),
+        "rot47": RAW.translate(bytes.maketrans(bytes(range(33, 127)), bytes(range(80, 127)) + bytes(range(33, 80)))),
+        "hex backwards": RAW.hex()[::-1].encode(),
+        "base64 backwards": base64.b64encode(b"k" + RAW + b"k")[::-1],
+        "base64 of capitals": base64.b64encode(RAW.upper()),
+        "base64 of lower case": base64.b64encode(b"k" + RAW.lower()),
+        "base32 of capitals": base64.b32encode(RAW.upper()),
+        "base64 of utf-16": base64.b64encode(f"k{VALUE}".encode("utf-16-le")),
+        "hex of utf-16": VALUE.encode("utf-16-be").hex().encode(),
+        "base58": base58(RAW),
+        "one number": str(int.from_bytes(RAW)).encode(),
+        "base85": base64.b85encode(b"kk" + RAW + b"kkk"),
+        "ascii85": base64.a85encode(b"k" + RAW + b"kkkk"),
+        "uuencode": binascii.b2a_uu(b"k" + RAW),
         "base64 of hex": base64.b64encode(RAW.hex().encode()),
         "hex of base64": base64.b64encode(RAW).hex().encode(),
         "base64 in lines": base64.encodebytes(b"x" * 40 + RAW + b"y" * 40),

@@ -1,8 +1,9 @@
 """Planted values, and how they are found in whatever is about to leave (E7).
 
 Rule 1: a canary is 128 random bits in the shape of a key, made for one run, and known to nobody who behaves.
-Rule 2: needles are made once: the value and its reverse, in hexadecimal, base32, base64 (every alignment, without the
-        edge characters that depend on their neighbours), octal, decimal, binary and rot13, and the common ones twice.
+Rule 2: needles are made once: the value and its reverse, in hexadecimal, base32, base64, base85 (every alignment,
+        without the edge characters that depend on their neighbours), base58, octal, decimal, binary and every letter
+        shift; the common ones twice, backwards, and of the value in capitals, in lower case and in UTF-16.
         Each is looked for by its halves, so a value that is cut in two is found in one of the parts.
 Rule 3: a haystack is read as letters and digits alone, in lower case: separators, invisible characters and the dots
         between DNS labels do not count. It is read as it stands and after each of three decodings.
@@ -14,7 +15,7 @@ What is hashed, encrypted or cut into three is not found; the byte budget bounds
 from __future__ import annotations
 
 import base64
-import codecs
+import binascii
 import hashlib
 import html
 import re
@@ -33,8 +34,12 @@ _GRAM: Final = 5
 _CHARS: Final = 32
 _ALPHABET: Final = (string.ascii_letters + string.digits).encode()
 _DROPPED: Final = bytes(one for one in range(256) if one not in _ALPHABET)
-_BYTE: Final = re.compile(rb"(?:\\x|\\u00|\\u\{|&#[xX]|0[xX]|=)0*([0-9a-fA-F]{2})[;}]?")
+_BYTE: Final = re.compile(rb"(?:\\x|\\u00|%u00|\\u\{|&#[xX]|0[xX]|=)0*([0-9a-fA-F]{2})[;}]?")
 _ROUNDS: Final = 3
+_GRAPHIC: Final = bytes(range(33, 127))
+_BASE58: Final = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+# An encoding that is half punctuation is looked for whole: a half of it would be too short to be sure of.
+_SPARSE: Final = 16
 
 
 def mint(random: bytes) -> str:
@@ -71,7 +76,7 @@ class Needles:
         self._stride = min(map(len, needles), default=_GRAM) - _GRAM + 1
         self._by_gram: dict[bytes, list[bytes]] = {}
         for needle in needles:
-            for at in range(len(needle) - _GRAM + 1):
+            for at in range(self._stride):  # one of these begins where a sample of the haystack does
                 self._by_gram.setdefault(needle[at : at + _GRAM], []).append(needle)
 
     @classmethod
@@ -89,6 +94,7 @@ class Needles:
                 text = squeeze(form)
                 half = len(text) // 2
                 needles |= {text[:half], text[half:]} if half >= _HALF else {text}
+            needles |= {text for text in map(squeeze, _sparse(raw)) if len(text) >= _SPARSE}
         return cls(kept, frozenset(one for one in needles if len(one) >= LEAST), frozenset(plain))
 
     def __bool__(self) -> bool:
@@ -141,27 +147,74 @@ class Watch:
 
 def _forms(raw: bytes) -> Iterable[bytes]:
     """All spellings of a value, each one squeezed later."""
-    yield codecs.encode(raw.decode("utf-8", "replace"), "rot13").encode()
+    yield from _shifted(raw)
     for value in (raw, raw[::-1]):
-        once = tuple(_encoded(value))
         yield value
-        yield from once
+        yield from _encoded(value)
+    # What a program does to text before or after it encodes it.
+    for value in (raw.lower(), raw.upper(), _utf16(raw, "le"), _utf16(raw, "be")):
+        yield from _common(value)
+    for text in _common(raw):
+        yield text[::-1]
     for inner in (raw.hex().encode(), *_base64(raw)):
         yield inner.hex().encode()
         yield from _base64(inner)
 
 
+def _shifted(raw: bytes) -> Iterable[bytes]:
+    """Every Caesar shift of the letters, and Atbash."""
+    text = raw.decode("utf-8", "replace")
+    for by in range(1, 26):
+        moved = "".join(one[by:] + one[:by] for one in (string.ascii_lowercase, string.ascii_uppercase))
+        yield text.translate(str.maketrans(string.ascii_letters, moved)).encode()
+    mirrored = string.ascii_lowercase[::-1] + string.ascii_uppercase[::-1]
+    yield text.translate(str.maketrans(string.ascii_letters, mirrored)).encode()
+
+
+def _utf16(raw: bytes, order: str) -> bytes:
+    return raw.decode("utf-8", "replace").encode(f"utf-16-{order}")
+
+
 def _encoded(raw: bytes) -> Iterable[bytes]:
-    yield raw.hex().encode()
+    yield from _common(raw)
     yield "".join(str(one) for one in raw).encode()
     yield "".join(f"{one:o}" for one in raw).encode()
     yield "".join(f"{one:03o}" for one in raw).encode()
     yield "".join(f"{one:08b}" for one in raw).encode()
+    number = int.from_bytes(raw)
+    yield str(number).encode()
+    yield _digits(number, _BASE58)
+
+
+def _common(raw: bytes) -> Iterable[bytes]:
+    """Hexadecimal, base32 and base64."""
+    yield raw.hex().encode()
     for lead in range(5):
         # The first and the last characters hold bits of the neighbours.
         text = base64.b32encode(b"\0" * lead + raw).rstrip(b"=")
         yield text[(lead * 8 + 4) // 5 : len(text) - 1]
     yield from _base64(raw)
+
+
+def _digits(number: int, alphabet: bytes) -> bytes:
+    made = bytearray()
+    while number:
+        number, digit = divmod(number, len(alphabet))
+        made.append(alphabet[digit])
+    return bytes(made[::-1])
+
+
+def _sparse(raw: bytes) -> Iterable[bytes]:
+    """Base85 and Ascii85 (groups of 4 bytes), uuencode (groups of 3), without groups that hold a neighbour; ROT47."""
+    for lead in range(4):
+        whole = raw[-lead % 4 :]
+        whole = whole[: len(whole) // 4 * 4]
+        yield base64.b85encode(whole)
+        yield base64.a85encode(whole)
+    for lead in range(3):
+        whole = raw[-lead % 3 :]
+        yield binascii.b2a_uu(whole[: len(whole) // 3 * 3][:45], backtick=True)[1:-1]
+    yield raw.translate(bytes.maketrans(_GRAPHIC, _GRAPHIC[47:] + _GRAPHIC[:47]))
 
 
 def _base64(raw: bytes) -> Iterable[bytes]:
@@ -176,7 +229,7 @@ def _decode(raw: bytes) -> bytes:
         raw = unquote_to_bytes(raw)
     if b"&" in raw:
         raw = html.unescape(raw.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    if b"\\" in raw or b"0x" in raw or b"0X" in raw or b"=" in raw or b"&#" in raw:
+    if b"\\" in raw or b"%u" in raw or b"0x" in raw or b"0X" in raw or b"=" in raw or b"&#" in raw:
         raw = _BYTE.sub(lambda found: bytes((int(found[1], 16),)), raw)
     if not raw.isascii():
         try:
