@@ -111,6 +111,11 @@ def test_nested_urls_are_seen_after_two_decodings() -> None:
     assert holds_url("x=%252f%252fb.example")
     assert holds_url("javascript:alert(1)")
     assert not holds_url("x=10:30&y=a/b")
+    # WHATWG: a special scheme leads elsewhere without slashes, and TAB, CR and LF inside a URL do not count.
+    for text in ("u=http:b.example", "u=HTTPS%3Ab.example", "u=/%09/b.example", "u=ht%0atps:/b.example", "u=ws:x"):
+        assert holds_url(text), text
+    for text in ("q=graph:x", "at=urn:isbn", "q=https", "q=http+status", "t=a%09b"):
+        assert not holds_url(text), text
     assert canonical_path("/a/b.c~d_e-f")
     assert not canonical_path("/a/./b")
 
@@ -174,3 +179,20 @@ def test_no_accepted_url_leads_elsewhere(text: str) -> None:
         assert int(other.port or 443) == url.port
         assert not other.username
         assert not split.username
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "%c0%ae%c0%ae", "%c0%af", "%e0%80%af", "%f0%80%80%ae", "%c1%9c", "%ff", "%ed%a0%80", "a%ef%bc%8fb",
+        "%ef%bc%8e%ef%bc%8e", "%e2%80%a5", "%ef%bc%85%32%65", "x%0d%0aHost:b", "x%09", "x%1f", "x%7F", "x%00",
+    ],
+)  # fmt: skip
+def test_what_some_servers_decode_to_a_separator_is_no_canonical_path(part: str) -> None:
+    """E6: overlong UTF-8, compatibility forms and control characters; ordinary escapes stay."""
+    assert not canonical_path(f"/v1/{part}/x")
+
+
+@pytest.mark.parametrize("part", ["%C3%BC", "a%20b", "%e6%97%a5%e6%9c%ac", "%F0%9F%98%80", "a%2Bb", "%28x%29"])
+def test_an_escaped_name_is_a_canonical_path(part: str) -> None:
+    assert canonical_path(f"/v1/{part}/x")

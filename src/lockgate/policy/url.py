@@ -11,6 +11,7 @@ Rule 4: pure. Redirects are new URLs and pass the same rules again.
 from __future__ import annotations
 
 import re
+import unicodedata
 from importlib import import_module
 from typing import Any, Final, final
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
@@ -27,8 +28,16 @@ MAX_BYTES: Final = 2048
 _BYTES: Final = re.compile(rb"[\x21\x23-\x3b\x3d\x3f-\x5b\x5d\x5f\x61-\x7a\x7e]{1,2048}\Z")
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 _SHAPE: Final = re.compile(r"//(?P<authority>[^/?#]+)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?(?:\#(?P<fragment>.*))?")
-_ENCODED: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%(?:2[eEfF]|5[cC]|25|00)")
-_NESTED: Final = re.compile(rb"(?i)(?:[a-z][a-z0-9+.-]{1,19}:[/\\]|(?<![:/])[/\\]{2}|\b(?:data|javascript|mailto):)")
+# Not an escape, an escaped separator, dot or percent sign, an escaped control character.
+_ENCODED: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%(?:2[eEfF]|5[cC]|25|[01][0-9A-Fa-f]|7[fF])")
+# What servers that fold compatibility characters read as a separator, a dot or a percent sign.
+_FOLDED: Final = re.compile(r"[./\\%]")
+# The special schemes of WHATWG URL lead elsewhere without a slash; browsers drop TAB, CR and LF inside a URL.
+_NESTED: Final = re.compile(
+    rb"(?i)(?:[a-z][a-z0-9+.-]{1,19}:[/\\]|(?<![:/])[/\\]{2}"
+    rb"|\b(?:data|javascript|vbscript|blob|mailto|https?|wss?|ftp):)"
+)
+_DELETED: Final = b"\t\r\n"
 
 
 @final
@@ -129,17 +138,30 @@ def HttpsUrl(raw: bytes) -> Url | Refusal:  # noqa: N802
 
 
 def canonical_path(path: str) -> bool:
-    """Whether a path means the same to every server: no dot segment, empty segment, encoded slash, dot or percent."""
+    """Whether a path means the same to every server: no dot segment, empty segment, encoded slash, dot or percent.
+
+    Nor anything that some servers decode to one of these: overlong UTF-8 (RFC 3629 section 3), compatibility forms.
+    """
     if _ENCODED.search(path) or "//" in path or "\\" in path or ";" in path:
         return False
+    if "%" in path and not _plain_octets(path):
+        return False
     return not any(segment in {".", ".."} for segment in path.split("/"))
+
+
+def _plain_octets(path: str) -> bool:
+    try:
+        others = [one for one in unquote_to_bytes(path).decode("utf-8") if not one.isascii()]
+    except UnicodeDecodeError:
+        return False
+    return not any(_FOLDED.search(unicodedata.normalize("NFKC", one)) for one in others)
 
 
 def holds_url(text: str) -> bool:
     """Whether another absolute or protocol-relative URL is inside, as written or after one or two decodings."""
     data = text.encode("ascii", "replace")
     for _ in range(3):
-        if _NESTED.search(data):
+        if _NESTED.search(data.translate(None, _DELETED)):
             return True
         decoded = unquote_to_bytes(data.replace(b"+", b" "))
         if decoded == data:
