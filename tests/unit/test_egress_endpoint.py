@@ -129,6 +129,9 @@ def test_upgrades() -> None:
     assert ask(target="/v1/x", fields=upgrade) == (False, "upgrade_denied")
     assert ask(target="/ws", fields=((b"connection", b"upgrade"), (b"upgrade", b"h2c"))) == (False, "upgrade_denied")
     assert ask(target="/ws", fields=(*upgrade, (b"http2-settings", b"x"))) == (False, "upgrade_denied")
+    h2c = ((b"connection", b"upgrade, http2-settings"), (b"upgrade", b"websocket"))
+    assert ask(target="/ws", fields=h2c) == (False, "upgrade_denied")
+    assert ask(target="/v1/x", fields=((b"connection", b"HTTP2-Settings"),)) == (False, "upgrade_denied")
     assert ask("CONNECT", "evil.test:443") == (False, "upgrade_denied")
     assert ask(to="open.partner.example:443", target="/x", fields=upgrade) == (False, "upgrade_denied")
 

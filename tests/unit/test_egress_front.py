@@ -120,6 +120,13 @@ BAD = [
     (get(target="ftp://plain.example/"), "bad_scheme"),
     (get(target="ws://plain.example/"), "bad_scheme"),
     (get(target="unix://plain.example/"), "bad_scheme"),
+    (get(target="file:/etc/passwd"), "bad_scheme"),
+    (get(target="unix:/var/run/docker.sock"), "bad_scheme"),
+    (get(target="data:text/html,x"), "bad_scheme"),
+    (get(target="javascript:alert(1)"), "bad_scheme"),
+    (get(target="localhost:8080"), "not_absolute_form"),
+    (get(target="localhost:8080/x"), "not_absolute_form"),
+    (get(target="http:plain.example"), "not_absolute_form"),
     (get(target="http://plain.example@evil.test/"), "bad_host"),
     (get(target="http://plain.example\\@evil.test/"), "bad_host"),
     (get(target="http://plain.example:80:80/"), "bad_host"),
@@ -178,6 +185,9 @@ BAD = [
     (get("X-Rewrite-URL: /admin"), "forbidden_header"),
     (get("X-HTTP-Method-Override: DELETE"), "forbidden_header"),
     (get("X-Lockgate-Run: other"), "forbidden_header"),
+    (get("X-Forwarded: for=127.0.0.1"), "forbidden_header"),
+    (get("X-Override-URL: /admin"), "forbidden_header"),
+    (get("X-MS-Original-URL: /admin"), "forbidden_header"),
     (get("Connection: Upgrade", "Upgrade: h2c"), "forbidden_header"),
     (get("Connection: close, X-Auth"), "forbidden_header"),
     (get("Connection: Host"), "forbidden_header"),
@@ -280,6 +290,9 @@ def test_the_tunnel_form_takes_paths_only() -> None:
         (b"CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n", "upgrade_denied"),
         (b"GET x HTTP/1.1\r\nHost: api.allowed.example\r\n\r\n", "bad_target"),
         (b"GET / HTTP/1.0\r\nHost: api.allowed.example\r\n\r\n", "bad_request"),
+        (b"GET /v1\\..\\x HTTP/1.1\r\nHost: a.example\r\n\r\n", "path_not_canonical"),
+        (b"GET /v1/x#y HTTP/1.1\r\nHost: a.example\r\n\r\n", "bad_target"),
+        (b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: X-Auth\r\n\r\n", "forbidden_header"),
         (b"GET / HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\n\r\n", "duplicate_host"),
         (b"GET / HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-Host: b\r\n\r\n", "forbidden_header"),
     ):
@@ -287,6 +300,8 @@ def test_the_tunnel_form_takes_paths_only() -> None:
         assert isinstance(found, Refusal), raw
         assert found.reason == expected, raw
     assert isinstance(parse(b"GET /v1/x HTTP/1.1\r\nHost: other.example\r\n\r\n", form="tunnel"), Head)
+    h2c = b"GET / HTTP/1.1\r\nHost: a.example\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\n\r\n"
+    assert isinstance(parse(h2c, form="tunnel"), Head)  # the caller says upgrade_denied
 
 
 def test_what_we_accept_another_parser_reads_the_same() -> None:

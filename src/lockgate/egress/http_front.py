@@ -19,6 +19,7 @@ from typing import Final, Literal
 import msgspec
 
 from lockgate.egress.body import Framing
+from lockgate.egress.steering import steers
 from lockgate.policy.egress import Ask, How, Verdict
 from lockgate.policy.host import Endpoint, Host, Refusal, parse_port
 
@@ -33,6 +34,8 @@ Fields = tuple[tuple[bytes, bytes], ...]
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _REQUEST_LINE: Final = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e]+) HTTP/1\.([01])\Z")
 _FIELD: Final = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\x20-\x7e\x80-\xff\t]*)\Z")
+# An absolute URI without an authority (RFC 9112 section 3.2.2); a number behind the colon makes it `host:port`.
+_OPAQUE: Final = re.compile(rb"(?!(?i:https?):)[A-Za-z][A-Za-z0-9+\-]*:(?![0-9]+(?:[/?#]|\Z))")
 _ABSOLUTE: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.\-]*)://([^/?#]*)([^#]*)\Z")
 _DIGITS: Final = re.compile(rb"[0-9]{1,18}\Z")
 
@@ -41,15 +44,8 @@ HOP: Final = frozenset(
     b"connection keep-alive proxy-connection proxy-authorization proxy-authenticate te trailer upgrade "
     b"http2-settings expect transfer-encoding content-length".split()
 )
-# Fields that some server or proxy takes for the place, the path or the method that is meant.
-_STEERING: Final = frozenset(
-    b"x-unix-socket forwarded x-original-url x-original-uri x-original-host x-original-method x-rewrite-url "
-    b"x-http-method-override x-http-method x-method-override x-host x-http-host-override x-backend x-backend-host "
-    b"x-upstream x-upstream-host x-target x-target-url x-target-host x-proxy-url x-proxy-host x-real-host "
-    b"x-http-destinationurl x-destination x-url x-uri proxy-host proxy-url base-url request-uri".split()
-)
-_STEERING_PREFIXES: Final = (b"x-forwarded-", b"x-lockgate-", b"x-envoy-", b"x-forward-", b"x-original-", b"x-rewrite-")
 _FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
+_UPGRADES: Final = frozenset((b"upgrade", b"http2-settings"))
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -321,6 +317,8 @@ def _absolute_target(target: bytes) -> _Place | Refusal:
     if match is None:
         if b"#" in target and b"://" in target:
             return Refusal("bad_target", "a request target has no fragment")
+        if _OPAQUE.match(target):
+            return Refusal("bad_scheme", "the scheme is http")
         return Refusal("not_absolute_form", "a proxy takes http://host/path, or CONNECT host:port")
     scheme, authority, rest = match[1].lower(), match[2], match[3]
     if scheme == b"https":
@@ -342,8 +340,10 @@ def _tunnel_target(method: bytes, target: bytes) -> _Place | Refusal:
         if b"://" in target:
             return Refusal("absolute_form_in_tunnel", "inside a tunnel the target is a path")
         return Refusal("bad_target", "inside a tunnel the target is a path")
-    if b"#" in target or b"\\" in target:
-        return Refusal("bad_target", "a request target has no fragment and no backslash")
+    if b"#" in target:
+        return Refusal("bad_target", "a request target has no fragment")
+    if b"\\" in target:
+        return Refusal("path_not_canonical", "some servers take a backslash for a slash")
     return _Place("http", None, target)
 
 
@@ -394,12 +394,12 @@ def _connection(fields: Fields, form: Form) -> bool | Refusal:
     keep = True
     for name, value in fields:
         plain = name.replace(b"_", b"-")
-        if plain in _STEERING or plain.startswith(_STEERING_PREFIXES):
+        if steers(plain):
             return Refusal("forbidden_header", "a field may not choose the upstream, the path or the method")
         if plain in {b"connection", b"proxy-connection"}:
             for option in value.lower().split(b","):
                 token = option.strip(b" \t")
-                if token == b"upgrade" and form == "tunnel" and plain == b"connection":
+                if token in _UPGRADES and form == "tunnel" and plain == b"connection":
                     continue  # upgrades are judged with the endpoint's rules
                 if token not in {b"close", b"keep-alive"}:
                     return Refusal("forbidden_header", "Connection is close or keep-alive")

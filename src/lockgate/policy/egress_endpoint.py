@@ -134,12 +134,13 @@ def _upgrade(rules: EndpointRules | None, asked: Intercepted) -> Refusal | None:
     tokens = {
         token.strip().lower() for name, value in asked.fields if name == b"connection" for token in value.split(b",")
     }
-    if not wanted and not others and b"upgrade" not in tokens:
+    if not wanted and not others and tokens.isdisjoint((b"upgrade", b"http2-settings")):
         return None
     declared = rules is not None and any(
         rule.websocket and asked.method in rule.method and _path_fits(rule, asked) for rule in rules.rules
     )
-    if declared and not others and [value.strip().lower() for value in wanted] == [b"websocket"]:
+    to = [value.strip().lower() for value in wanted]
+    if declared and not others and b"http2-settings" not in tokens and to == [b"websocket"]:
         return None
     return Refusal("upgrade_denied", "the protocol may not be changed here")
 
