@@ -71,6 +71,9 @@ WAYS_OUT: dict[str, tuple[Any, str]] = {
     "web_search": ({}, "server_side_tool"),
     "mcp_server": ({}, "server_side_tool"),
     "surprise": (1, "field_not_declared"),
+    "scene": ({"source": {"type": "url", "at": "https://evil.test/"}}, "server_side_fetch"),
+    "frames": ([{"clip": {"video_url": "https://evil.test/"}}], "server_side_fetch"),
+    "facts": ({"words": ["https://evil.test/"], "url": None}, "field_not_declared"),
 }
 
 

@@ -54,6 +54,27 @@ def reason_of_name(name: str) -> str:
     return "field_not_declared"
 
 
+def _reason(name: str, value: object) -> str:
+    """Return the reason for what nobody declared, from its name and, where that says nothing, from what it holds."""
+    found = reason_of_name(name[:_NAME_CHARS])
+    return "server_side_fetch" if found == "field_not_declared" and _fetches(value) else found
+
+
+def _fetches(value: object) -> bool:
+    """Whether a URL stands somewhere inside, in a field that is named as one or beside the type `url`."""
+    waiting: list[Any] = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            for name, inner in cast("dict[str, Any]", one).items():
+                if isinstance(inner, str) and (_URL_WORD.search(name) or (name == "type" and _URL_WORD.search(inner))):
+                    return True
+                waiting.append(inner)
+        elif _is_list(one):
+            waiting += one
+    return False
+
+
 class Judge:
     """Walks one body.
 
@@ -109,7 +130,7 @@ def object_of(fields: Mapping[str, Rule]) -> Rule:
         for name, one in table.items():
             inner = fields.get(name)
             if inner is None:
-                raise Refused(reason_of_name(name[:_NAME_CHARS]), where)
+                raise Refused(_reason(name, one), where)
             if one is not None:
                 inner(judge, one, f"{where}/{name}")
 
@@ -157,7 +178,7 @@ def one_of_kinds(
         kind = cast("dict[str, Any]", value).get("type", default)
         inner = rules.get(kind) if isinstance(kind, str) else rules.get(default or "") if kind is None else None
         if inner is None:
-            raise Refused(otherwise or reason_of_name(kind[:_NAME_CHARS] if isinstance(kind, str) else ""), where)
+            raise Refused(otherwise or _reason(kind if isinstance(kind, str) else "", value), where)
         inner(judge, value, where)
 
     return rule
