@@ -175,11 +175,12 @@ def one_of_kinds(
     def rule(judge: Judge, value: Any, where: str) -> None:
         if not isinstance(value, dict):
             raise Refused("bad_request", where)
-        kind = cast("dict[str, Any]", value).get("type", default)
+        table = cast("dict[str, Any]", value)
+        kind = table.get("type", default)
         inner = rules.get(kind) if isinstance(kind, str) else rules.get(default or "") if kind is None else None
         if inner is None:
-            raise Refused(otherwise or _reason(kind if isinstance(kind, str) else "", value), where)
-        inner(judge, value, where)
+            raise Refused(otherwise or _reason(kind if isinstance(kind, str) else "", table), where)
+        inner(judge, table, where)
 
     return rule
 
