@@ -233,6 +233,38 @@ def test_suffixes() -> None:
     assert not suffixes.below("ab.example", "b.example")
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "*.wordpress.com:443", "*.atlassian.net:443", "*.nip.io:443", "*.cloudapp.azure.com:443", "*.azure.com:443",
+        "*.cloudflarestorage.com:443", "*.office.com:443", "*.storage.googleapis.com:443",
+        "*.r2.cloudflarestorage.com:443",
+    ],
+)  # fmt: skip
+def test_a_wildcard_over_customers_or_over_their_suffix_is_an_error(entry: str) -> None:
+    """E1: a name that the wildcard matches may itself be the suffix under which anybody has a place."""
+    with pytest.raises(egress_entry.EgressConfigError) as caught:
+        EgressPolicy.from_data({"allow": [entry]})
+    assert caught.value.reason == "multi_tenant_suffix"
+
+
+@pytest.mark.parametrize(
+    ("entry", "warned"),
+    [
+        ("b7.webhook.site:443", True), ("eo1.m.pipedream.net:443", True), ("prod-1.westus.logic.azure.com:443", True),
+        ("t.ngrok-free.app:443", True), ("app.10-0-0-1.nip.io:443", True), ("sqs.eu-west-1.amazonaws.com:443", True),
+        ("s3.eu-west-1.amazonaws.com:443", True),
+        # one customer's own, and the loader asked for exactly that
+        ("ours.s3.eu-west-1.amazonaws.com:443", False), ("ours.github.io:443", False), ("ours.workers.dev:443", False),
+        ("ours.atlassian.net:443", False), ("api.partner.example:443", False),
+    ],
+)  # fmt: skip
+def test_a_name_that_anybody_takes_for_an_hour_is_a_warning(entry: str, warned: bool) -> None:
+    """E1: a catcher below its service is as open as the service; a customer's own bucket is not."""
+    loaded = EgressPolicy.from_data({"allow": [entry]})
+    assert [one.reason for one in loaded.warnings] == ["multi_tenant_host"] * warned
+
+
 def test_the_tables_hold_canonical_names() -> None:
     words = [
         word for table in (registries.REGISTRIES, tenants.TENANTS) for text in table.values() for word in text.split()

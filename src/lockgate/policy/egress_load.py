@@ -30,7 +30,7 @@ from lockgate.policy.egress_entry import (
 from lockgate.policy.egress_spec import EgressSpec, EndpointSpec, ModelSpec, PrivateSpec, RuleSpec
 from lockgate.policy.registries import registry, registry_under
 from lockgate.policy.suffixes import suffix_section, wildcard_section
-from lockgate.policy.tenants import tenant_suffix, tenants_of, tenants_under
+from lockgate.policy.tenants import tenant_suffix, tenant_suffix_under, tenants_of, tenants_under
 from lockgate.policy.url import canonical_path
 
 __all__ = ["EgressConfigError", "compile_spec", "spec_of_data", "spec_of_text"]
@@ -150,7 +150,7 @@ class _Load:
         section = wildcard_section(parent)
         if section == "icann":
             refuse("too_broad", f"{quoted(text)} takes in every name under a public suffix", "name the hosts", text)
-        if section == "private" or tenant_suffix(parent) is not None:
+        if section == "private" or tenant_suffix(parent) is not None or tenant_suffix_under(parent) is not None:
             refuse(
                 "multi_tenant_suffix",
                 f"{quoted(text)} takes in names that belong to any customer of that service",

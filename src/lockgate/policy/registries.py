@@ -65,7 +65,8 @@ REGISTRIES: Final[dict[str, str]] = {
         .luarocks.org elpa.gnu.org melpa.org .melpa.org code.dlang.org package.elm-lang.org nimble.directory conan.io
         center.conan.io center2.conan.io registry.bazel.build bcr.bazel.build raku.land registry.terraform.io
         .terraform.io registry.opentofu.org releases.hashicorp.com galaxy.ansible.com supermarket.chef.io
-        forgeapi.puppet.com artifacthub.io charts.helm.sh charts.bitnami.com
+        forgeapi.puppet.com artifacthub.io charts.helm.sh charts.bitnami.com registry.bower.io bower.herokuapp.com
+        jfrog.io .jfrog.io packagecloud.io .packagecloud.io cloudsmith.io .cloudsmith.io .cloudsmith.com
     """,
     "operating systems": """
         deb.debian.org .debian.org debian.org security.debian.org ftp.debian.org httpredir.debian.org
@@ -84,6 +85,9 @@ REGISTRIES: Final[dict[str, str]] = {
         apt.llvm.org deb.nodesource.com rpm.nodesource.com repo.mysql.com dl.fedoraproject.org voidlinux.org
         repo-default.voidlinux.org cache.nixos.org .nixos.org channels.nixos.org cachix.org .cachix.org
         packages.wolfi.dev apk.cgr.dev distfiles.gentoo.org .gentoo.org pkg.freebsd.org .freebsd.org cdn.openbsd.org
+        packages.gitlab.com artifacts.elastic.co packages.elastic.co repo.mongodb.org packages.grafana.com
+        apt.grafana.com rpm.grafana.com packages.redis.io repos.influxdata.com downloads.mariadb.com cli.github.com
+        .releases.hashicorp.com developer.download.nvidia.com nvidia.github.io apt.repos.intel.com repo.radeon.com
         ftp.netbsd.org cdn.netbsd.org flathub.org dl.flathub.org formulae.brew.sh brew.sh packages.termux.dev
     """,
     "container images": """

@@ -10,6 +10,7 @@ The private section of the Public Suffix List is asked beside this table.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 TENANTS: Final[dict[str, str]] = {
@@ -72,6 +73,17 @@ TENANTS: Final[dict[str, str]] = {
         .netlify.app .herokuapp.com .fly.dev .onrender.com .github.io .gitlab.io .glitch.me .repl.co .replit.app
         .replit.dev .surge.sh .web.app .firebaseapp.com .deno.dev .railway.app .b-cdn.net .algolia.net .algolianet.com
         .upstash.io .mongodb.net data.mongodb-api.com .neon.tech api.cloudinary.com res.cloudinary.com
+        .storage.googleapis.com .cloudapp.azure.com .cloudapp.net .trafficmanager.net .core.windows.net .on.aws
+        .aliyuncs.com .myqcloud.com .linodeobjects.com .vultrobjects.com .scw.cloud .ondigitalocean.app .koyeb.app .zeabur.app .hf.space
+    """,
+    "sites and workspaces": """
+        .wordpress.com .weebly.com .wixsite.com .squarespace.com .tumblr.com .blogspot.com .webflow.io .framer.website
+        .myshopify.com .atlassian.net .zendesk.com .freshdesk.com .service-now.com .force.com .salesforce.com
+        .my.site.com .okta.com .auth0.com .readthedocs.io .gitbook.io .substack.com .ghost.io .carrd.co .strikingly.com
+    """,
+    "names for any address": """
+        .nip.io .sslip.io .xip.io .traefik.me .localtest.me .lvh.me .vcap.me .duckdns.org .ddns.net .no-ip.org
+        .hopto.org .dyndns.org .dynu.net .freeddns.org .zapto.org .rbndr.us .1u.ms
     """,
     "telemetry and analytics": """
         www.google-analytics.com analytics.google.com .google-analytics.com .ingest.sentry.io .sentry.io sentry.io
@@ -114,11 +126,37 @@ def _sorted() -> tuple[dict[str, str], dict[str, str]]:
 
 
 _EXACT, _UNDER = _sorted()
+_SUFFIX_PARENTS: Final = {name.partition(".")[2]: kind for name, kind in _UNDER.items()}
+# What is made for a moment by whoever wants to receive something, or shares one name among all who use it.
+_THROWAWAY: Final = frozenset(
+    {
+        "paste and file drops",
+        "webhook and request catchers",
+        "automation hooks",
+        "office documents and forms",
+        "chat and mail",
+        "names for any address",
+    }
+)
+_CLOUD: Final = ".amazonaws.com"
+_SERVICE: Final = re.compile(
+    r"(?:s3|sqs|sns|dynamodb|kinesis|firehose|lambda|logs|email|ses|sts|events|states|ssm|secretsmanager|queue)[.-]"
+)
 
 
 def tenants_of(host: str) -> str | None:
-    """Return what strangers have on `host` itself ("office documents and forms", ...), or None."""
-    return _EXACT.get(host)
+    """Return what strangers have on `host` itself ("office documents and forms", ...), or None.
+
+    A name below a suffix of customers is one customer's and no stranger's, unless anybody takes such a name for an
+    hour, or it is one of a provider's own services, where a caller's key and not the name says whose place it is.
+    """
+    found = _EXACT.get(host)
+    if found is not None:
+        return found
+    found = tenant_suffix(host.partition(".")[2])
+    if found in _THROWAWAY or (found is not None and host.endswith(_CLOUD) and _SERVICE.match(host)):
+        return found
+    return None
 
 
 def tenant_suffix(parent: str) -> str | None:
@@ -129,6 +167,11 @@ def tenant_suffix(parent: str) -> str | None:
             return _UNDER[name]
         name = name.partition(".")[2]
     return None
+
+
+def tenant_suffix_under(parent: str) -> str | None:
+    """Return what strangers have, when a name that `*.parent` matches is a suffix of theirs, or None."""
+    return _SUFFIX_PARENTS.get(parent)
 
 
 def tenants_under(parent: str) -> tuple[str, str] | None:
