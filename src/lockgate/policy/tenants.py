@@ -74,7 +74,8 @@ TENANTS: Final[dict[str, str]] = {
         .replit.dev .surge.sh .web.app .firebaseapp.com .deno.dev .railway.app .b-cdn.net .algolia.net .algolianet.com
         .upstash.io .mongodb.net data.mongodb-api.com .neon.tech api.cloudinary.com res.cloudinary.com
         .storage.googleapis.com .cloudapp.azure.com .cloudapp.net .trafficmanager.net .core.windows.net .on.aws
-        .aliyuncs.com .myqcloud.com .linodeobjects.com .vultrobjects.com .scw.cloud .ondigitalocean.app .koyeb.app .zeabur.app .hf.space
+        .aliyuncs.com .myqcloud.com .linodeobjects.com .vultrobjects.com .scw.cloud .ondigitalocean.app
+        .koyeb.app .zeabur.app .hf.space
     """,
     "sites and workspaces": """
         .wordpress.com .weebly.com .wixsite.com .squarespace.com .tumblr.com .blogspot.com .webflow.io .framer.website
