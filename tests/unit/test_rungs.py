@@ -14,7 +14,7 @@ from lockgate.gate import checks
 from lockgate.runtimes.protocol import Nature
 from lockgate.supervisor.engine import runtimes
 from lockgate.supervisor.line import Key
-from lockgate.supervisor.run import memory_by, not_accepted
+from lockgate.supervisor.refusals import not_accepted
 
 
 def test_what_the_gate_lets_pass_is_what_the_supervisor_drives() -> None:
@@ -52,9 +52,9 @@ def test_weaknesses_have_names_and_a_sentence_each() -> None:
 def test_a_rung_that_holds_memory_itself_needs_no_group_for_it() -> None:
     """X6: what holds memory is named; nothing that does not hold is called by a name that does."""
     plain, own = Key("container", None, False), Key("wasm", None, False, Nature(holds_memory="store limit"))
-    assert memory_by(plain, "cgroup v1") == memory_by(own, "cgroup v1") == "cgroup v1"
-    assert memory_by(own, "none") == "store limit"
-    assert memory_by(Key("container", None, True), "none") == "rlimit"
+    assert plain.memory_by("cgroup v1") == own.memory_by("cgroup v1") == "cgroup v1"
+    assert own.memory_by("none") == "store limit"
+    assert Key("container", None, True).memory_by("none") == "rlimit"
 
 
 def test_a_group_has_room_for_the_machine_itself() -> None:

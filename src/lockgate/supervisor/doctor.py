@@ -28,7 +28,7 @@ from lockgate.supervisor.checkup import Probe, Row
 from lockgate.supervisor.engine import Engine
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.loop import Reactor
-from lockgate.supervisor.run import Deck, Run, memory_by
+from lockgate.supervisor.run import Deck, Run
 from lockgate.supervisor.settings import Settings
 
 _SECONDS: Final = 90.0
@@ -264,7 +264,7 @@ class Doctor:
 
     def _judge_hog(self, finished: wire.Finished) -> list[Row]:
         held = finished.killed_by == "memory" or (finished.error is not None and finished.error.name == "MemoryError")
-        by = memory_by(self._key, self._engine.layout.memory_by) if self._key is not None else "nothing"
+        by = self._key.memory_by(self._engine.layout.memory_by) if self._key is not None else "nothing"
         return [
             Row(name="memory", holds=held, by=by, saw=checkup.saw(finished), fix="" if held else "report this"),
         ]

@@ -32,7 +32,7 @@ from lockgate.supervisor.keeper import Keeper
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.loop import Reactor
 from lockgate.supervisor.pool import Pool
-from lockgate.supervisor.run import Attach, Deck, Run, memory_by
+from lockgate.supervisor.run import Attach, Deck, Run
 from lockgate.supervisor.settings import Settings
 from lockgate.supervisor.slot import REAP_SECONDS
 from lockgate.supervisor.starter import Starter
@@ -317,7 +317,7 @@ def facts_of(engine: Engine, key: Key | None, error: LockgateError | None) -> di
         "env": settings.env,
         "available": error is None,
         "boundary": boundary,
-        "memory_by": memory_by(key, engine.layout.memory_by) if key is not None else engine.layout.memory_by,
+        "memory_by": key.memory_by(engine.layout.memory_by) if key is not None else engine.layout.memory_by,
         "weakness": weakness,
         "bounds": msgspec.to_builtins(settings.bounds),
     }

@@ -36,6 +36,10 @@ class Key(NamedTuple):
         """Return what the control group of a machine with `bounds` is given."""
         return Limits.of(bounds, self.nature.overhead, self.nature.overhead_tasks)
 
+    def memory_by(self, group: str) -> str:
+        """Return what caps the memory of a run where groups do it by `group` ("none" = they cannot)."""
+        return "rlimit" if self.memory_by_rlimit else self.nature.holds_memory if group == "none" else group
+
 
 class Waiter:
     """Someone who wants one warm slot; exactly one of the two callbacks is called, once."""

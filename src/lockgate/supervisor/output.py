@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+from lockgate.contract.bounds import Bounds
+from lockgate.runtimes.protocol import Machine
+from lockgate.supervisor.loop import Reactor
 
 _PIPE: Final = 64 * 1024
 _BUFFER: Final = bytearray(_PIPE)
@@ -123,3 +128,48 @@ class Stream:
         if not self.dropped:
             return self._kept.decode("utf-8", "replace") if self._kept else ""
         return _decode_cut(bytes(self._kept)) + marker(self.dropped)
+
+
+class Output:
+    """Both streams of a run, read as they come.
+
+    Args:
+        push: called with (stream's name, kept bytes) as they come, for a run that streams.
+        flooded: called when a stream brought more than the run may write.
+
+    """
+
+    __slots__ = ("_flooded", "_reactor", "stderr", "stdout")
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        machine: Machine,
+        bounds: Bounds,
+        *,
+        push: Callable[[str, bytes], object] | None,
+        flooded: Callable[[], object],
+    ) -> None:
+        self._reactor = reactor
+        self._flooded = flooded
+        self.stdout = self._stream("stdout", machine.stdout, bounds, push)
+        self.stderr = self._stream("stderr", machine.stderr, bounds, push)
+
+    def _stream(self, name: str, fd: int, bounds: Bounds, push: Callable[[str, bytes], object] | None) -> Stream:
+        piece = None if push is None else partial(push, name)
+        stream = Stream(fd, keep=bounds.output, kill=bounds.output_kill, push=piece)
+        self._reactor.handler(fd, lambda _mask: self._on_bytes(stream))
+        return stream
+
+    def _on_bytes(self, stream: Stream) -> None:
+        if stream.read():
+            self._flooded()
+        elif not stream.open:
+            self._reactor.remove(stream.fd)
+
+    def finish(self) -> dict[str, int]:
+        """Take what was written before the run ended; returns the bytes dropped of each stream that lost some."""
+        self.stdout.finish()
+        self.stderr.finish()
+        dropped = (("stdout", self.stdout.dropped), ("stderr", self.stderr.dropped))
+        return {name: count for name, count in dropped if count}

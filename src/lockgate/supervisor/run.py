@@ -13,25 +13,24 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import msgspec
 
 from lockgate.contract import wire
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import CannotIsolate, HostFault, LockgateError
+from lockgate.contract.errors import LockgateError
 from lockgate.contract.run import ErrorInfo, KilledBy, RunSpec, Usage
-from lockgate.contract.rungs import WEAKNESSES, Weakness
+from lockgate.contract.rungs import Weakness
 from lockgate.runtimes.protocol import MachineEnded, MachineEvent, MachineFailed, MachineResult, MachineStopped
-from lockgate.supervisor import loop
+from lockgate.supervisor import cause, loop, refusals
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.links import fault_of
-from lockgate.supervisor.outcome import Outcome, blames_disk, blames_processes, clean, ended_without_result
-from lockgate.supervisor.output import Stream
+from lockgate.supervisor.outcome import Outcome, clean, ended_without_result
+from lockgate.supervisor.output import Output
 from lockgate.supervisor.pool import Pool
 from lockgate.supervisor.slot import Slot, exit_status
-from lockgate.supervisor.watch import Watch, disk_full
+from lockgate.supervisor.watch import Watch
 
 ATTACH_SECONDS: Final = 10.0
 _STATUS_SECONDS: Final = 2.0
@@ -83,12 +82,11 @@ class Run:
         "_deck",
         "_early",
         "_key",
+        "_output",
         "_over",
         "_sent",
         "_spec",
         "_staged",
-        "_stderr",
-        "_stdout",
         "_timer",
         "_watch",
         "ident",
@@ -109,8 +107,7 @@ class Run:
         self._early: MachineEvent | None = None
         self._timer: loop.Timer | None = None
         self._watch: Watch | None = None
-        self._stdout: Stream | None = None
-        self._stderr: Stream | None = None
+        self._output: Output | None = None
         self._cancel_wait: Callable[[], None] | None = None
         self._control = -1
 
@@ -128,26 +125,22 @@ class Run:
         self.slot = slot
         weakness = slot.home.template.weakness
         if weakness is not None and weakness not in (*self._spec.accept_weaker, *self._deck.weaknesses):
-            self.refuse(not_accepted(self._key.rung, weakness, slot.home.template.lacks))
+            self.refuse(refusals.not_accepted(self._key.rung, weakness, slot.home.template.lacks))
             return
         machine, reactor = slot.machine, self._deck.reactor
         self._control = machine.control.fileno()
         reactor.handler(self._control, self._on_control)
         reactor.handler(machine.pidfd, self._on_dead)
         push = self._push if self._spec.stream else None
-        self._stdout = self._stream("stdout", machine.stdout, push)
-        self._stderr = self._stream("stderr", machine.stderr, push)  # the compiler warns before anything runs
+        # From here on: the compiler warns before anything runs.
+        self._output = Output(reactor, machine, self._bounds, push=push, flooded=self._on_flood)
         if slot.group is not None and slot.group.oom_fd >= 0:
             reactor.handler(slot.group.oom_fd, self._on_memory)
         if slot.group is not None:
             try:
                 slot.group.tighten(self._key.limits(self._bounds))
             except OSError as err:
-                self.refuse(
-                    HostFault(
-                        f"a bound could not be set on a sandbox ({err.strerror})", next_step="run `lockgate doctor`"
-                    )
-                )
+                self.refuse(refusals.bound_not_set(str(err.strerror)))
                 return
         # A clock is armed before the code is sent: this one until the broker answers, the wall clock from then on.
         self._timer = reactor.after(ATTACH_SECONDS, self._attach_late)
@@ -158,7 +151,7 @@ class Run:
                     rung=self._key.rung,
                     shared_kernel=self._shared_kernel(slot),
                     weakness=weakness,
-                    memory_by=memory_by(self._key, self._deck.memory_by),
+                    memory_by=self._key.memory_by(self._deck.memory_by),
                     code_sha256=hashlib.sha256(self._code).hexdigest(),
                     code_bytes=len(self._code),
                     env=self._spec.env,
@@ -179,12 +172,7 @@ class Run:
         return bool(slot.home.template.boundary == "shared kernel")
 
     def _attach_late(self) -> None:
-        self.refuse(
-            HostFault(
-                f"the broker did not bind the run's channel within {ATTACH_SECONDS:g} s",
-                next_step="look at the broker's audit disk; then run the code again",
-            )
-        )
+        self.refuse(refusals.not_bound(ATTACH_SECONDS))
 
     # ---- the code ------------------------------------------------------------------------------------------------
     def attached(self, *, ok: bool) -> None:
@@ -192,12 +180,7 @@ class Run:
         if self._over or self._sent or self.slot is None:
             return
         if not ok:
-            self.refuse(
-                HostFault(
-                    "the broker does not know this run's ticket, or it was used before or has expired",
-                    next_step="start the run again from an open run scope",
-                )
-            )
+            self.refuse(refusals.unknown_ticket())
             return
         slot, deck, bounds = self.slot, self._deck, self._bounds
         machine, reactor = slot.machine, deck.reactor
@@ -215,21 +198,12 @@ class Run:
         elif early is not None:
             self._take(early)
 
-    def _stream(self, name: str, fd: int, push: Callable[[str, bytes], None] | None) -> Stream:
-        piece = None if push is None else partial(push, name)
-        stream = Stream(fd, keep=self._bounds.output, kill=self._bounds.output_kill, push=piece)
-        self._deck.reactor.handler(fd, lambda _mask: self._on_output(stream))
-        return stream
-
     def _push(self, name: str, data: bytes) -> None:
         self._deck.send(wire.Output(id=self.ident, stream=name, data=data))
 
     # ---- triggers ------------------------------------------------------------------------------------------------
-    def _on_output(self, stream: Stream) -> None:
-        if stream.read():
-            self._kill("output")
-        elif not stream.open:
-            self._deck.reactor.remove(stream.fd)
+    def _on_flood(self) -> None:
+        self._kill("output")
 
     def _on_memory(self, _mask: int) -> None:
         group = self.slot.group if self.slot is not None else None
@@ -248,7 +222,7 @@ class Run:
         if self._sent:
             self._kill("protocol")
         else:
-            self.refuse(HostFault("the broker took the run's channel back", next_step="start the run again"))
+            self.refuse(refusals.taken_back())
 
     def _on_control(self, mask: int) -> None:
         if self._over or self.slot is None:
@@ -275,12 +249,7 @@ class Run:
         elif isinstance(event, MachineEnded) and self._sent:
             self._ended(event.status)
         elif isinstance(event, MachineFailed) and event.step == "lease":
-            self.refuse(
-                HostFault(
-                    f"a warm sandbox could not be made ready for this run ({event.detail})",
-                    next_step="run the code again, nothing of it ran; if it repeats: lockgate doctor",
-                )
-            )
+            self.refuse(refusals.no_lease(event.detail))
         elif isinstance(event, MachineFailed) and event.step in LEFT:
             self._left()
         else:
@@ -290,7 +259,7 @@ class Run:
         if self._sent:
             self._kill("protocol")
         else:
-            self._lost_early()
+            self.refuse(refusals.lost_early())
 
     def _on_dead(self, _mask: int) -> None:
         if self._over or self.slot is None:
@@ -313,21 +282,7 @@ class Run:
         if self._over:
             return
         outcome = clean(result, self._bounds.value)
-        work = self._key.nature.work
-        killed_by: KilledBy | None = None
-        if slot.group is not None and slot.group.oom_signalled():
-            killed_by = "memory"
-        elif blames_processes(outcome.error) and self._refused_tasks(slot, result):
-            killed_by = "processes"
-        elif blames_disk(outcome.error) and (
-            "disk" in result.pressed or (work and disk_full(slot.machine.host_pid, work))
-        ):
-            killed_by = "disk"
-        self._end(outcome, killed_by)
-
-    @staticmethod
-    def _refused_tasks(slot: Slot, result: MachineResult) -> bool:
-        return "processes" in result.pressed or (slot.group is not None and slot.group.refusals() > 0)
+        self._end(outcome, cause.of_result(slot, result, outcome, self._key.nature.work))
 
     def _kill(self, killed_by: KilledBy) -> None:
         if self._over or self.slot is None:
@@ -348,14 +303,11 @@ class Run:
         if slot is None or self._over:
             return
         if not self._sent:
-            self._lost_early()
+            self.refuse(refusals.lost_early())
             return
-        group = slot.group
-        if group is not None and group.out_of_memory():
-            self._kill("memory")
-            return
-        if self._watch is not None and self._watch.used() >= self._bounds.cpu * 0.95:
-            self._kill("cpu")
+        reached = cause.of_end(slot, self._watch, self._bounds.cpu)
+        if reached is not None:
+            self._kill(reached)
             return
         if slot.dead:
             self._left_with(exit_status(slot.machine.pidfd))
@@ -368,7 +320,7 @@ class Run:
 
     def _ended(self, status: int) -> None:
         """The code's process is gone, the machine is not: its status is the guest's word."""
-        if self._watch is not None and self._watch.used() >= self._bounds.cpu * 0.95:
+        if cause.cpu_spent(self._watch, self._bounds.cpu):
             self._kill("cpu")
         else:
             self._end(ended_without_result(status), None)
@@ -376,12 +328,7 @@ class Run:
     def _left_with(self, status: int | None) -> None:
         if status is not None and status & 0x7F == signal.SIGKILL:
             # From inside nobody can send SIGKILL to a namespace's first process, and no bound of ours was reached.
-            self.refuse(
-                HostFault(
-                    "the sandbox was killed by something on this host while the code ran",
-                    next_step="look in the kernel log for the out-of-memory killer; then run the code again",
-                )
-            )
+            self.refuse(refusals.killed_outside())
             return
         self._end(ended_without_result(status), None)
 
@@ -389,11 +336,6 @@ class Run:
         if self.slot is not None:
             self._end_now(self.slot)
             self._end(ended_without_result(None), None)
-
-    def _lost_early(self) -> None:
-        self.refuse(
-            HostFault("the sandbox was lost before the code was sent", next_step="run the code again; nothing ran")
-        )
 
     def cancel(self) -> None:
         """The caller wants no more of it: end the run; its `Finished` says so."""
@@ -416,22 +358,17 @@ class Run:
         if self._over:
             return
         now = time.monotonic()
-        out, err = self._stdout, self._stderr
-        truncated = outcome.truncated
-        if out is not None and err is not None:
-            out.finish()
-            err.finish()
-            if out.dropped or err.dropped:
-                dropped = (("stdout", out.dropped), ("stderr", err.dropped))
-                truncated = {**truncated, **{name: count for name, count in dropped if count}}
+        out = self._output
+        dropped = out.finish() if out is not None else _NO_COUNTS
+        truncated = {**outcome.truncated, **dropped} if dropped else outcome.truncated
         exit_code = outcome.exit_code if killed_by is None else 124 if killed_by == "wall" else 137
         group = self.slot.group if self.slot is not None else None
         usage = Usage(
             wall=now - self._sent if self._sent else 0.0,
             cpu=self._watch.used() if self._watch is not None else None,
             memory_peak=group.memory_peak() if group is not None else None,
-            stdout_bytes=out.total if out is not None else 0,
-            stderr_bytes=err.total if err is not None else 0,
+            stdout_bytes=out.stdout.total if out is not None else 0,
+            stderr_bytes=out.stderr.total if out is not None else 0,
         )
         self._close(exit_code, killed_by, truncated, usage.wall)
         self._deck.send(
@@ -439,8 +376,8 @@ class Run:
                 id=self.ident,
                 value=outcome.value,
                 text=outcome.text,
-                stdout=out.text() if out is not None else "",
-                stderr=err.text() if err is not None else "",
+                stdout=out.stdout.text() if out is not None else "",
+                stderr=out.stderr.text() if out is not None else "",
                 exit_code=exit_code,
                 error=outcome.error,
                 killed_by=killed_by,
@@ -480,21 +417,6 @@ class Run:
             else:
                 key = self._key
                 self._deck.pool.finished(slot, by_rlimit=key.memory_by_rlimit, tasks=key.nature.tasks)
-
-
-def memory_by(key: Key, group: str) -> str:
-    """Return what caps the memory of a run of `key` where groups do it by `group` ("none" = they cannot)."""
-    return "rlimit" if key.memory_by_rlimit else key.nature.holds_memory if group == "none" else group
-
-
-def not_accepted(rung: str, weakness: Weakness, lacks: str = "") -> CannotIsolate:
-    """Return the refusal of a machine whose weakness nobody accepted: nothing was sent to it (X3)."""
-    return CannotIsolate(
-        f"the {rung} rung is weaker on this host than it should be ({weakness}): {WEAKNESSES[weakness]}"
-        + (f"; missing: {lacks}" if lacks else ""),
-        next_step=f'run `lockgate doctor` for what brings the whole wall, or accept it: accept_weaker = ["{weakness}"] '
-        "under [execution]",
-    )
 
 
 # `MachineFailed.step` of a machine whose control socket simply ended; every other failure is a broken protocol.
