@@ -1,8 +1,7 @@
 """What holds on this host, and by what: a real machine is booted and attacked for each bound (X2, X3).
 
 Rule 1: a row says "holds" only after it was seen to hold in a run of this very pool; a file that exists proves nothing.
-Rule 2: a bound that does not hold comes with the missing piece and the fix.
-Rule 3: data goes in, data comes out; the command line renders it.
+Rule 2: data goes in, data comes out; the command line renders it.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import Any, Final, get_args
 import msgspec
 
 from lockgate.contract import wire
-from lockgate.contract.bounds import KiB, MiB
 from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.contract.run import Rung, RunSpec
 from lockgate.contract.rungs import BOUNDARIES, BUILT, RUNGS, Weakness
 from lockgate.runtimes import attack
-from lockgate.supervisor import cgroups, checkup
+from lockgate.supervisor import checkup
 from lockgate.supervisor.checkup import Probe, Row
 from lockgate.supervisor.engine import Engine
 from lockgate.supervisor.line import Key
 from lockgate.supervisor.loop import Reactor
+from lockgate.supervisor.probes import BoundProbes, kill_of_groups
 from lockgate.supervisor.run import Deck, Run
 from lockgate.supervisor.settings import Settings
 
@@ -94,7 +93,7 @@ class Doctor:
                 self._finish()
                 return
         self._by_rlimit = self._key.memory_by_rlimit
-        self._todo = self._probes() + self._others()
+        self._todo = self._probes(self._key) + self._others()
         self._next()
 
     def _others(self) -> list[Probe]:
@@ -179,66 +178,19 @@ class Doctor:
         done(self._report())
 
     # ---- probes --------------------------------------------------------------------------------------------------
-    def _probes(self) -> list[Probe]:
-        layout = self._engine.layout
-        share, group = ("cfs quota", "cgroup v1") if layout.version == 1 else ("cpu.max", "cgroup v2")
-        counter = (
-            "cpuacct.usage" if layout.cpuacct else "cpu.stat" if layout.unified else "the tasks of its process tree"
-        )
+    def _probes(self, key: Key) -> list[Probe]:
         timed = [Probe("1+1", {}, lambda _: self._time(self._warm), warm=True) for _ in range(_TIMED)]
         # A class of bounds that nobody asked for yet has no warm machine.
         files = self._cold_files
         timed += [Probe("1+1", {"inodes": files + n}, lambda _: self._time(self._cold)) for n in range(_COLD)]
-        memory = (
-            Probe(checkup.HOG, {"memory": 128 * MiB, "wall": 10}, self._judge_rlimit)
-            if self._by_rlimit
-            else Probe(checkup.HOG_IN_CHILD, {"memory": 96 * MiB, "wall": 10}, self._judge_memory)
-        )
-        forks: list[Probe] = []
-        if not self._engine.runtimes[self._chosen].nature.forks:
-            memory = Probe(checkup.HOG, {"memory": 128 * MiB, "wall": 10}, self._judge_hog)
-            forks = [
-                Probe(
-                    checkup.SPIN,
-                    {"cpu": 0.3, "wall": 10},
-                    lambda f: [checkup.kill_row("cpu seconds", "cpu", counter, f)],
-                )
-            ]
-        elif not self._by_rlimit:
-            forks = [
-                Probe(checkup.FORKS, {"processes": 16, "wall": 10}, lambda f: self._judge_forks(f, group)),
-                Probe(
-                    checkup.TWO_SPINS,
-                    {"cpu": 0.3, "wall": 10},
-                    lambda f: [checkup.kill_row("cpu seconds", "cpu", counter, f)],
-                ),
-            ]
-        else:
-            forks = [
-                Probe(checkup.FORKS, {"wall": 10}, lambda f: self._judge_forks(f, "RLIMIT_NPROC")),
-                Probe(
-                    checkup.SPIN,
-                    {"cpu": 0.3, "wall": 10},
-                    lambda f: [checkup.kill_row("cpu seconds", "cpu", counter, f)],
-                ),
-            ]
         inside = checkup.INSIDE.get(self._chosen)
         asked = [Probe(inside.code, {}, lambda f: inside.judge(checkup.value(f), self._facts))] if inside else []
+        bounds = BoundProbes(self._engine.layout, key, self._engine.settings.bounds, self._error is None)
         return [
             *timed,
             *asked,
             Probe(attack.program(), {}, partial(self._judge_attack, self._chosen)),
-            Probe(checkup.SPIN, {"wall": 0.3}, lambda f: [checkup.kill_row("wall", "wall", "supervisor's timer", f)]),
-            memory,
-            *forks,
-            Probe(checkup.SPIN, {"cpu_share": 0.25, "wall": 0.8}, lambda f: [self._judge_share(f, share)]),
-            Probe(checkup.DISK, {"wall": 20}, partial(self._judge_disk, "disk", "bytes", "tmpfs size")),
-            Probe(checkup.FILES, {"wall": 20}, partial(self._judge_disk, "inodes", "files", "tmpfs nr_inodes")),
-            Probe(
-                checkup.FLOOD,
-                {"output_kill": 1 * MiB, "output": 4 * KiB, "wall": 10},
-                lambda f: [checkup.kill_row("output", "output", "supervisor's drain", f)],
-            ),
+            *bounds.all(),
         ]
 
     def _time(self, times: list[float]) -> list[Row]:
@@ -250,66 +202,6 @@ class Doctor:
             self._asked[rung] = attack.rows(checkup.value(finished))
         return []
 
-    def _judge_memory(self, finished: wire.Finished) -> list[Row]:
-        layout = self._engine.layout
-        by = layout.memory_by
-        whole = "OOM eventfd, then a kill of the run" if layout.version == 1 else "memory.oom.group"
-        held = finished.killed_by == "memory"
-        saw = f"a child's hog ended the run after {finished.usage.wall:.2f} s" if held else checkup.saw(finished)
-        return [
-            Row(name="memory", holds=held, by=by, saw=saw),
-            Row(name="whole-run OOM", holds=held, by=whole, saw=saw),
-            Row(name="swap", holds=bool(layout.swap), by=layout.swap, saw="same limit with and without swap"),
-        ]
-
-    def _judge_hog(self, finished: wire.Finished) -> list[Row]:
-        held = finished.killed_by == "memory" or (finished.error is not None and finished.error.name == "MemoryError")
-        by = self._key.memory_by(self._engine.layout.memory_by) if self._key is not None else "nothing"
-        return [
-            Row(name="memory", holds=held, by=by, saw=checkup.saw(finished), fix="" if held else "report this"),
-        ]
-
-    def _judge_rlimit(self, finished: wire.Finished) -> list[Row]:
-        missing = self._engine.layout.missing
-        why = f"{missing.get('memory') or missing.get('swap') or 'no memory cgroup'}: {cgroups.FIX}"
-        held = finished.killed_by == "memory" or (finished.error is not None and finished.error.name == "MemoryError")
-        by = "rlimit (address space of the one process)"
-        return [
-            Row(name="memory", holds=held and self._error is None, by=by, saw=checkup.saw(finished), fix=why),
-            Row(name="whole-run OOM", holds=False, by="none", saw="an exception inside instead of a kill", fix=why),
-            Row(name="swap", holds=False, by="none", saw="not probed", fix=why),
-        ]
-
-    def _judge_forks(self, finished: wire.Finished, by: str) -> list[Row]:
-        value = checkup.value(finished)
-        most = 1 if self._by_rlimit else 16
-        held = isinstance(value, int) and 0 < value <= most
-        return [
-            Row(name="pids", holds=held, by=by, saw=f"{value} tasks were the most", fix="" if held else cgroups.FIX)
-        ]
-
-    def _judge_share(self, finished: wire.Finished, by: str) -> Row:
-        cpu, wall = finished.usage.cpu, finished.usage.wall
-        rate = cpu / wall if cpu is not None and wall else 1.0
-        held = self._engine.layout.cpu is not None and rate < 0.5
-        return Row(
-            name="cpu share",
-            holds=held,
-            by=by if held else "none",
-            saw=f"a spin under 0.25 cores got {rate:.2f}",
-            fix="" if held else f"{self._engine.layout.missing.get('cpu', 'no quota')}: {cgroups.FIX}",
-        )
-
-    def _judge_disk(self, name: str, unit: str, by: str, finished: wire.Finished) -> list[Row]:
-        found = checkup.value(finished)
-        most = getattr(self._engine.settings.bounds, name)
-        if finished.killed_by == "disk":
-            return [Row(name=name, holds=True, by="counted while code runs", saw=checkup.saw(finished))]
-        held = isinstance(found, int) and 0 < found <= most
-        return [
-            Row(name=name, holds=held, by=by, saw=f"{found} {unit} were the most", fix="" if held else "report this")
-        ]
-
     # ---- the report ----------------------------------------------------------------------------------------------
     def _report(self) -> dict[str, Any]:
         engine = self._engine
@@ -317,16 +209,7 @@ class Doctor:
         booted = bool(self._warm)
         rows = list(self._rows)
         if booted:
-            kill = "cgroup.kill" not in " ".join(layout.missing) and "kill" not in layout.missing and layout.unified
-            rows.append(
-                Row(
-                    name="cgroup.kill",
-                    holds=bool(kill),
-                    by="cgroup v2" if kill else "none",
-                    saw="kills go through it and the pidfd" if kill else "kills go through the pidfd alone",
-                    fix="" if kill else f"{layout.missing.get('kill', 'no cgroup v2')}: {cgroups.FIX}",
-                )
-            )
+            rows.append(kill_of_groups(layout))
         stages = self._facts.get("stages_us")
         return {
             "host": {
