@@ -29,6 +29,8 @@ from lockgate.policy.host import Endpoint, Host, Refusal, ipv6_text
         (b"[::FFFF:1.2.3.4]", "[::ffff:102:304]"),
         (b"[::]", "[::]"),
         (b"xn--bcher-kva.example", "xn--bcher-kva.example"),
+        (b"xn--strae-oqa.example", "xn--strae-oqa.example"),  # RFC 5892 section 2.6: valid though folding changes it
+        (b"xn--nxasmm1c.example", "xn--nxasmm1c.example"),
         (b"3com.example", "3com.example"),
         (b"a" * 63 + b".example", "a" * 63 + ".example"),
     ],

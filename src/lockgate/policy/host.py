@@ -236,4 +236,6 @@ def _real_punycode(label: str) -> bool:
             return False
     except (UnicodeError, OverflowError, ValueError):
         return False
-    return decoded == unicodedata.normalize("NFKC", decoded).casefold() and decoded.isprintable()
+    # Two letters are valid though folding changes them (RFC 5892 section 2.6).
+    folded = decoded.replace("\u00df", "").replace("\u03c2", "")
+    return folded == unicodedata.normalize("NFKC", folded).casefold() and decoded.isprintable()
