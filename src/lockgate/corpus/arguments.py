@@ -5,14 +5,15 @@ Rule 1: an argument is judged where it is judged in a run: a registered operatio
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
 from lockgate.contract.errors import ConfigError, RegistrationError
 from lockgate.contract.run import Principal
-from lockgate.corpus.case import Got, bytes_of, got, text_of, unrunnable
+from lockgate.corpus.case import Got, bytes_of, got, listed, raw_of, text_of, unrunnable
 from lockgate.policy import Args, Call, Operations, Result, Scope, Url, authorize, request
 from lockgate.policy.egress import EgressPolicy
 from lockgate.policy.egress_entry import EgressConfigError
@@ -23,6 +24,8 @@ from lockgate.policy.url import UrlRule, first_refusal
 
 _DECLARED: Final = re.compile(r"https?://[^\s,;)\"']+")
 _QUERY: Final = re.compile(r"query(?: names?)?\s*[=:]?\s*((?:[\w-]+(?:\s*,\s*)?)+)")
+_HOST: Final = re.compile(r"(?<![\w./@-])(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?(?:/[^\s,;)\"']*)?")
+_NO_TEXT: Final = Refusal("bad_url", "a URL is a text")
 WHO: Final = Principal(user="u", agent="a", tenant="t", run="r")
 
 
@@ -33,24 +36,42 @@ class Done(Result):
 
 
 def url_argument(policy: EgressPolicy, given: dict[str, Any]) -> Got:
-    """A URL that an operation is given, and where its argument may point."""
+    """A URL that an operation is given, or several, and where its argument may point."""
     del policy
-    raw = given.get("url")
-    declared: Any = given.get("declared", "")
-    text = " ".join(map(str, declared)) if isinstance(declared, list) else str(declared)  # pyright: ignore[reportUnknownArgumentType]
-    patterns = tuple(_DECLARED.findall(text))
-    if not isinstance(raw, str) or not patterns:
-        unrunnable("input.url is no text, or input.declared names no https:// place")
+    patterns, query = _declared(given.get("declared", given.get("rule", given.get("pattern", ""))))
+    if not patterns:
+        unrunnable("input.declared names no https:// place")
+    if not any(name.partition("_")[0] in {"url", "urls", "value"} for name in given):
+        unrunnable("input has no url")
+    values: list[Any] = listed(given["urls"]) if "urls" in given else [given.get("url", given.get("value"))]
+    if "url" not in given and (raw := raw_of(given, "url", "value")) is not None:
+        values = [raw.decode("latin-1")]
+    answer = got(None)
+    for value in values:
+        verdict = _authorized(value, patterns, query)
+        # What is no text is no URL, whatever is made of it.
+        plain = _plain_judgement(value, patterns, query) if isinstance(value, str) else _NO_TEXT
+        if (verdict == "allow") != (plain is None):
+            unrunnable("authorize() and the rule do not agree")
+        if plain is not None:
+            return got(plain)
+    return answer
+
+
+def _declared(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the rules that a case declares, in whatever words, and the query names."""
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        place = next((table[name] for name in ("url", "pattern", "prefix", "match") if name in table), None)
+        text = str(place or f"https://{table.get('host')}{table.get('path', '/*')}")
+        return _declared(text)[0], tuple(map(str, listed(table.get("query", []))))
+    text = " ".join(map(str, listed(value)))
+    patterns = tuple(one.rstrip(".") for one in _DECLARED.findall(text) or _HOST.findall(text))
     found = _QUERY.search(_DECLARED.sub("", text))
-    query = tuple(re.split(r"[\s,]+", found[1].strip())) if found is not None else ()
-    verdict = _authorized(raw, patterns, query)
-    plain = _plain_judgement(raw, patterns, query)
-    if (verdict == "allow") != (plain is None):
-        unrunnable("authorize() and the rule do not agree")
-    return got(plain)
+    return patterns, tuple(re.split(r"[\s,]+", found[1].strip())) if found is not None else ()
 
 
-def _authorized(raw: str, patterns: tuple[str, ...], query: tuple[str, ...]) -> str:
+def _authorized(raw: object, patterns: tuple[str, ...], query: tuple[str, ...]) -> str:
     """Return the effect of `authorize()` for an operation that takes this URL."""
     operations = Operations()
     try:
@@ -65,7 +86,7 @@ def _authorized(raw: str, patterns: tuple[str, ...], query: tuple[str, ...]) -> 
     post.__annotations__ = {"call": Call, "args": made, "return": Done}
     operations.operation(effect="read", max_result=100, labels=("sink",))(post)
     scope = Scope(user="u", agent="a", tenant="t", expires=60.0, allow={"post": {}}).compile(operations.seal(), 0.0)
-    asked = request(scope, "post", msgspec.json.encode({"url": raw}), 1.0)
+    asked = request(scope, "post", json.dumps({"url": raw}).encode(), 1.0)
     return authorize(WHO, asked, scope).effect
 
 
@@ -78,9 +99,11 @@ def _plain_judgement(raw: str, patterns: tuple[str, ...], query: tuple[str, ...]
 def redirect_chain(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     """A URL and the Locations that came after it."""
     chain: Any = given.get("chain")
+    if chain is None and "url" in given:
+        chain = [given["url"], *listed(given.get("locations", given.get("location", [])))]
     if not isinstance(chain, list) or not chain:
         unrunnable("input.chain is no list of URLs")
-    links = [bytes_of(one, "input.chain") if one is not None else b"" for one in chain]  # pyright: ignore[reportUnknownVariableType]
+    links = [_link(one) for one in chain]  # pyright: ignore[reportUnknownVariableType]
     here = ParsedUrl.parse(links[0], ("https", "http"))
     if isinstance(here, Refusal):
         return got(here)
@@ -98,6 +121,13 @@ def redirect_chain(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     return got(refused, requests=len(links))
 
 
+def _link(value: Any) -> bytes:
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        value = next((table[name] for name in ("location", "Location", "url", "to") if name in table), None)
+    return b"" if value is None else bytes_of(value, "input.chain")
+
+
 def _known(policy: EgressPolicy, host: Host) -> bool:
     return bool(policy.ports(host))
 
@@ -105,12 +135,15 @@ def _known(policy: EgressPolicy, host: Host) -> bool:
 def policy_load(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     """A list, as a table or as the text of a file, and what loading it says."""
     del policy
-    text = given.get("text", given.get("toml"))
+    text = next(
+        (given[name] for name in ("text", "toml", "config", "policy") if isinstance(given.get(name), str)), None
+    )
+    table: Any = given["egress"] if list(given) == ["egress"] else given
     try:
         if text is not None:
             loaded = EgressPolicy.load(text_of({"text": text}, "text"))
         else:
-            loaded = EgressPolicy.from_data(given)
+            loaded = EgressPolicy.from_data(table)
     except EgressConfigError as error:
         return Got("config_error", error.reason)
     if loaded.warnings:

@@ -61,9 +61,14 @@ def text_of(given: dict[str, Any], name: str, default: str | None = None) -> str
 
 
 def bytes_of(value: Any, name: str = "input") -> bytes:
-    """Return the bytes that a text of a case stands for: code points up to 255 are bytes, the rest UTF-8."""
+    """Return the bytes that a text of a case stands for: code points up to 255 are bytes, the rest UTF-8.
+
+    A list is its bytes, or its texts one behind the other.
+    """
     if isinstance(value, list) and all(isinstance(one, int) and 0 <= one <= 255 for one in value):  # pyright: ignore[reportUnknownVariableType]
         return bytes(value)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):  # pyright: ignore[reportUnknownVariableType]
+        value = "".join(value)  # pyright: ignore[reportUnknownArgumentType]
     if not isinstance(value, str):
         unrunnable(f"{name} is no text")
     try:
@@ -72,8 +77,19 @@ def bytes_of(value: Any, name: str = "input") -> bytes:
         return value.encode("utf-8", "surrogatepass")
 
 
-def raw_of(given: dict[str, Any], name: str) -> bytes | None:
-    """Return the bytes of `name`, of `name_hex` or of `name_b64`; None when there is none of them."""
+def raw_of(given: dict[str, Any], *names: str) -> bytes | None:
+    """Return the bytes of the first of `names` that is there: as it is, `_hex` or `_b64`, and only then `_repr`."""
+    for name in names:
+        found = _raw(given, name)
+        if found is not None:
+            return found
+    for name in names:
+        if isinstance(given.get(name + "_repr"), str):
+            return bytes_of(unescaped(given[name + "_repr"]))
+    return None
+
+
+def _raw(given: dict[str, Any], name: str) -> bytes | None:
     for suffix, decode in (("_hex", bytes.fromhex), ("_b64", b64decode), ("_base64", b64decode)):
         value = given.get(name + suffix)
         if value is None:
@@ -84,6 +100,11 @@ def raw_of(given: dict[str, Any], name: str) -> bytes | None:
             unrunnable(f"input.{name}{suffix} cannot be decoded")
     value = given.get(name)
     return None if value is None else bytes_of(value, f"input.{name}")
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list as it is, and anything else as the one thing in a list."""
+    return value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
 
 
 def unescaped(text: str) -> str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
 from lockgate.corpus.arguments import WHO, Done
-from lockgate.corpus.case import Got, bytes_of, got, raw_of, unrunnable
+from lockgate.corpus.case import Got, bytes_of, got, listed, raw_of, unrunnable
 from lockgate.policy import Args, Call, Operations, Scope, Text, authorize, request
 from lockgate.policy.canary import Needles, Watch
 from lockgate.policy.egress import Ask, EgressPolicy
@@ -29,6 +30,16 @@ _SIZES: Final = {"b": 1, "bytes": 1, "kb": 1000, "kib": 1024, "mb": 10**6, "mib"
 _SIZE: Final = re.compile(r"(?i)(\d+(?:\.\d+)?)\s*(bytes|[kmg]i?b|b)\b")
 _SIZED: Final = re.compile(r"(?i)bytes|size|total|upload|sent|volume")
 _MANY: Final = re.compile(r"(\d+)\s+distinct")
+_MOST: Final = 100_000
+_SPAN: Final = re.compile(r"\{(\d{1,6})(?:\.\.|-)(\d{1,6})\}")
+_SAID: Final = re.compile(r"(?i)\A\s*(\d+(?:\.\d+)?\s*(?:bytes|[kmg]i?b))(?:\s+of\b.*|\s*)\Z")
+_LABELS: Final = ("labels", "seen", "run_labels", "run_reads", "reads", "taints", "taint", "context")
+_ABOUT: Final = frozenset((*_LABELS, "sink", "note", "tool"))
+# Words of a placeholder such as <secret memo>, which stands for what a run has read.
+_TOLD: Final = {
+    "private": re.compile(r"(?i)<[^<>]*\b(?:private|confidential|secret|internal|customer|personal|sensitive|inbox)\b"),
+    "untrusted": re.compile(r"(?i)<[^<>]*\b(?:untrusted|hostile|attacker\S*|injected|stranger\S*)\b"),
+}
 _FACTS: Final = frozenset(("to", "host", "path", "body", "method", "budget", "note", "sink", "tool", "policy"))
 _ELLIPSIS: Final = re.compile(r"\A(?:\.\.\.|\u2026)")
 _CALL: Final = re.compile(r"\A\s*([A-Za-z_]\w*)\((.*)\)\s*\Z", re.DOTALL)
@@ -63,11 +74,11 @@ class Content:
         """Run one case, by what its input holds."""
         if "host_sequence" in given or "hosts" in given:
             return self._hosts(policy, given)
-        if "to" not in given and ("query" in given or "tool" in given or "call" in given):
+        if "to" not in given and any(name in given for name in ("query", "tool", "call", "args")):
             return self._call(given)
-        sizes = [name for name, value in given.items() if _SIZED.search(name) and _is_size(value)]
-        if sizes:
-            return _bytes(policy, given, sizes[0])
+        size = _size_of(given)
+        if size is not None:
+            return _bytes(policy, given, size)
         requests: Any = given.get("requests", given.get("sequence", [given]))
         if not isinstance(requests, list):
             unrunnable("input.requests is no list")
@@ -82,17 +93,17 @@ class Content:
 
     def _request(self, policy: EgressPolicy, given: dict[str, Any], watch: Watch) -> Got:
         pieces: Any = given.get("chunks", given.get("bodies", given.get("parts")))
-        bodies = [raw_of(given, "body") or b""]
+        body = given.get("body")
+        bodies = [_json(body) if isinstance(body, dict | list) else raw_of(given, "body") or b""]
         if isinstance(pieces, list):
-            bodies = [bytes_of(one, "input.chunks") for one in pieces]  # pyright: ignore[reportUnknownVariableType]
+            bodies = [_json(one) if isinstance(one, dict | list) else bytes_of(one, "input.chunks") for one in pieces]  # pyright: ignore[reportUnknownVariableType]
         path = raw_of(given, "path") or b"/v1/x"
         place = str(given.get("to", given.get("host", "api.allowed.example")))
         endpoint = Endpoint.parse(bytes_of(place if re.search(r":\d+\Z", place) else f"{place}:443"))
-        fields: Any = given.get("headers", given.get("fields", {}))
-        pairs = tuple((bytes_of(str(k)).lower(), bytes_of(str(v))) for k, v in dict(fields).items())
-        parts = [bytes_of(place), path, *(value for _, value in pairs), *bodies]
+        pairs = tuple(_fields(given.get("headers", given.get("fields", {}))))
+        parts = [bytes_of(place), path, *(part for field in pairs for part in field), *bodies]
         # Whatever else it is called, a text of a request leaves with it.
-        parts += [bytes_of(one) for name, one in given.items() if isinstance(one, str) and name not in _FACTS]
+        parts += [bytes_of(text) for name, one in given.items() if name not in _FACTS for text in _texts(one)]
         if any(watch.feed(one) for one in parts if one):
             return Got("deny", "canary", {"killed": True})
         if isinstance(endpoint, Refusal):
@@ -110,18 +121,22 @@ class Content:
         return got(judged) if not judged.allow else Got("allow", "residual")
 
     def _call(self, given: dict[str, Any]) -> Got:
-        if any(self._needles.hit(one) for one in given.values() if isinstance(one, str)):
+        if any(self._needles.hit(one) for one in _texts(given)):
             return Got("deny", "canary", {"killed": True})
         return _call(given)
 
     def _hosts(self, policy: EgressPolicy, given: dict[str, Any]) -> Got:
-        listed: Any = given.get("host_sequence", given.get("hosts"))
-        if not isinstance(listed, list) or not listed:
+        named = [str(one) for one in listed(given.get("host_sequence", given.get("hosts"))) if one]
+        if not named:
             unrunnable("input.host_sequence is no list of names")
-        budget = RunBudget(policy.limits)
+        allowed = _MANY.search(str(given.get("budget", "")))
+        limits = policy.limits
+        if allowed is not None:
+            limits = msgspec.structs.replace(limits, names_per_wildcard=int(allowed[1]))
+        budget = RunBudget(limits)
         watch = Watch(self._needles)
-        for name in _spelled_out([str(one) for one in listed], str(given.get("budget", ""))):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            host = Host.parse(bytes_of(name, "input.host_sequence"))
+        for name in _spelled_out(named):
+            host = Host.parse(bytes_of(re.sub(r":\d+\Z", "", name), "input.host_sequence"))
             if isinstance(host, Refusal):
                 return got(host)
             if watch.feed(host.text.encode()):
@@ -137,31 +152,81 @@ class Content:
         return Got("allow", "ok")
 
 
-def _spelled_out(names: list[str], budget: str) -> Iterable[str]:
-    """Yield the names; "... 33 distinct" stands for as many as it takes to have that many."""
-    del budget
-    real = [one for one in names if not _ELLIPSIS.match(one)]
+def _spelled_out(names: list[str]) -> Iterable[str]:
+    """Yield the names; "... 33 distinct" stands for as many as it takes to have that many, "a{0..9}." for ten."""
+    real: list[str] = []
+    for text in names:
+        span = _SPAN.search(text)
+        if span is not None:
+            last = min(int(span[2]), int(span[1]) + _MOST)
+            real += [f"{text[: span.start()]}{n}{text[span.end() :]}" for n in range(int(span[1]), last + 1)]
+        elif not _ELLIPSIS.match(text) and not _MANY.match(text):
+            real.append(text)
     yield from real
     for text in names:
-        found = _MANY.search(text) if _ELLIPSIS.match(text) else None
+        found = _MANY.search(text) if _ELLIPSIS.match(text) or _MANY.match(text) else None
         if found is not None and real:
             parent = real[-1].partition(".")[2]
-            for number in range(int(found[1]) - len(real)):
+            for number in range(min(int(found[1]), _MOST) - len(real)):
                 yield f"n{number:06d}.{parent}"
 
 
-def _is_size(value: Any) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (
-        isinstance(value, str) and _SIZE.search(value) is not None
-    )
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _bytes(policy: EgressPolicy, given: dict[str, Any], name: str) -> Got:
-    value = given[name]
-    found = _SIZE.search(str(value))
-    size = int(float(found[1]) * _SIZES[found[2].lower()]) if found else value if isinstance(value, int) else -1
+def _texts(value: Any) -> Iterable[str]:
+    """Yield every text in a value, names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in cast("dict[str, Any]", value).items():
+            yield name
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in listed(value):
+            yield from _texts(inner)
+
+
+def _fields(value: Any) -> Iterable[tuple[bytes, bytes]]:
+    """Yield the fields of a request: a table, pairs, or lines."""
+    rows: list[Any] = list(cast("dict[str, Any]", value).items()) if isinstance(value, dict) else listed(value)
+    for row in rows:
+        name, _, text = row.partition(":") if isinstance(row, str) else ("", "", "")
+        pair: Any = (name, text.strip()) if isinstance(row, str) else row
+        if len(pair) != 2:
+            unrunnable("input.headers is no table, no list of pairs and no list of lines")
+        yield bytes_of(str(pair[0])).lower(), bytes_of(str(pair[1]))
+
+
+def _size_of(given: dict[str, Any]) -> int | None:
+    """Return how many bytes a case says are sent, when it says that instead of sending them."""
+    repeat = _number(given.get("repeat"))
+    if repeat is not None:
+        return len(str(given.get("body", "x"))) * repeat
+    for name, value in given.items():
+        if _SIZED.search(name) and name != "path":
+            size = _number(value)
+            if size is not None:
+                return size
+    found = _SAID.match(str(given.get("body", "")))
+    return _number(found[1]) if found is not None else None
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    found = _SIZE.search(value) if isinstance(value, str) else None
+    if found is not None:
+        return int(float(found[1]) * _SIZES[found[2].lower()])
+    if isinstance(value, int):
+        return value
+    return int(value) if re.fullmatch(r"[0-9]{1,15}", value) else None
+
+
+def _bytes(policy: EgressPolicy, given: dict[str, Any], size: int) -> Got:
     if size < 0:
-        unrunnable(f"input.{name} is no size")
+        unrunnable("a size is 0 or more")
     host = Host.parse(bytes_of(str(given.get("to", "api.allowed.example")).partition(":")[0]))
     if isinstance(host, Refusal):
         return got(host)
@@ -184,11 +249,13 @@ def _call(given: dict[str, Any]) -> Got:
     """A call of an operation whose words leave, by a run that has read something."""
     text = str(given.get("query", given.get("call", given.get("args", ""))))
     found = _CALL.match(text)
+    text = " ".join(_texts({name: one for name, one in given.items() if name not in _ABOUT}))
     name = str(given.get("tool", found[1] if found else "send"))
-    labels: Any = given.get("labels", given.get("seen", given.get("run_labels")))
-    seen: set[str] = set(map(str, labels)) if isinstance(labels, list) else set()  # pyright: ignore[reportUnknownArgumentType]
-    if not isinstance(labels, list):
+    labels: Any = next((given[one] for one in _LABELS if one in given), None)
+    seen: set[str] = set() if labels is None else {str(one) for one in listed(labels)}
+    if labels is None:
         seen |= {label for label in ("private", "untrusted") if label in text.lower()}
+        seen |= {label for label, words in _TOLD.items() if words.search(text)}
     sink = str(given.get("sink", "public_sink" if _PUBLIC.search(name) else "sink"))
     if sink not in {"sink", "public_sink", "none"}:
         unrunnable("input.sink is sink, public_sink or none")

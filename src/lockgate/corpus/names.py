@@ -8,15 +8,21 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from lockgate.corpus.case import Got, bytes_of, raw_of, text_of, unescaped, unrunnable
+from lockgate.corpus.case import Got, bytes_of, got, raw_of, unescaped, unrunnable
 from lockgate.egress import confine, dns
 from lockgate.policy.egress import EgressPolicy
 from lockgate.policy.host import Host, Refusal
 
 _TYPES: Final = {
-    "A": 1, "NS": 2, "CNAME": 5, "SOA": 6, "NULL": 10, "PTR": 12, "HINFO": 13, "MX": 15, "TXT": 16, "AAAA": 28,
-    "SRV": 33, "NAPTR": 35, "DS": 43, "DNSKEY": 48, "TLSA": 52, "SVCB": 64, "HTTPS": 65, "SPF": 99, "AXFR": 252,
-    "IXFR": 251, "ANY": 255, "*": 255, "CAA": 257, "URI": 256,
+    "A": 1, "NS": 2, "MD": 3, "MF": 4, "CNAME": 5, "SOA": 6, "MB": 7, "MG": 8, "MR": 9, "NULL": 10, "WKS": 11,
+    "PTR": 12, "HINFO": 13, "MINFO": 14, "MX": 15, "TXT": 16, "RP": 17, "AFSDB": 18, "X25": 19, "ISDN": 20, "RT": 21,
+    "NSAP": 22, "SIG": 24, "KEY": 25, "PX": 26, "GPOS": 27, "AAAA": 28, "LOC": 29, "NXT": 30, "SRV": 33, "ATMA": 34,
+    "NAPTR": 35, "KX": 36, "CERT": 37, "A6": 38, "DNAME": 39, "SINK": 40, "OPT": 41, "APL": 42, "DS": 43, "SSHFP": 44,
+    "IPSECKEY": 45, "RRSIG": 46, "NSEC": 47, "DNSKEY": 48, "DHCID": 49, "NSEC3": 50, "NSEC3PARAM": 51, "TLSA": 52,
+    "SMIMEA": 53, "HIP": 55, "CDS": 59, "CDNSKEY": 60, "OPENPGPKEY": 61, "CSYNC": 62, "ZONEMD": 63, "SVCB": 64,
+    "HTTPS": 65, "SPF": 99, "NID": 104, "L32": 105, "L64": 106, "LP": 107, "EUI48": 108, "EUI64": 109, "TKEY": 249,
+    "TSIG": 250, "IXFR": 251, "AXFR": 252, "MAILB": 253, "MAILA": 254, "ANY": 255, "*": 255, "URI": 256, "CAA": 257,
+    "AVC": 258, "DOA": 259, "AMTRELAY": 260, "TA": 32768, "DLV": 32769,
 }  # fmt: skip
 _OPCODES: Final = {"iquery": 1, "status": 2, "notify": 4, "update": 5}
 _CLASSES: Final = {"IN": 1, "CH": 3, "CHAOS": 3, "HS": 4, "ANY": 255, "NONE": 254}
@@ -26,7 +32,17 @@ def dns_query(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     """One question to the responder of the namespace."""
     if "dst" in given and not _is_ours(str(given["dst"])):
         return Got("deny", "no_route", {"forwarded": False})
-    packet = raw_of(given, "packet") or raw_of(given, "bytes") or _packet(given)
+    packet = raw_of(given, "packet", "bytes", "raw", "wire")
+    if packet is None:
+        name = raw_of(given, "qname", "name", "query")
+        if name is None:
+            unrunnable("input.qname is no text")
+        name = name if any(f"{one}_hex" in given for one in ("qname", "name", "query")) else _bytes(name)
+        plain = name.removesuffix(b".")
+        refused = Host.parse(plain) if plain and b"" in plain.split(b".") else None
+        if isinstance(refused, Refusal):
+            return got(refused)  # on the wire an empty label is the end: there is no such question
+        packet = _packet(name, given)
     answered = dns.Responder(policy).answer(packet)
     facts: dict[str, Any] = {"forwarded": False}
     if answered.reply is not None:
@@ -41,16 +57,22 @@ def _is_ours(dst: str) -> bool:
     return port.isdigit() and confine.route("udp", address, int(port)) == "dns"
 
 
-def _packet(given: dict[str, Any]) -> bytes:
+def _bytes(name: bytes) -> bytes:
+    """Return a name in which what is written out is the bytes it names."""
+    return bytes_of(unescaped(name.decode("latin-1")))
+
+
+def _packet(name: bytes, given: dict[str, Any]) -> bytes:
     extra = str(given.get("extra", ""))
     lower = extra.lower()
-    name = bytes_of(unescaped(text_of(given, "qname")), "input.qname")
     labels = [one for one in name.split(b".") if one] if name.strip(b".") else []
     wire = b"".join(bytes((len(one) & 0xFF,)) + one for one in labels) + b"\0"
     if "compress" in lower or "pointer" in lower:
         wire = wire[:-1] + b"\xc0\x0c"
-    kind = _number(given.get("qtype", "A"), _TYPES)
-    family = _number(given.get("qclass", _word(extra, _CLASSES, r"class\s+(\w+)")), _CLASSES)
+    if re.search(r"label type|0x40|0x80", lower):
+        wire = (b"\x80" if "0x80" in lower else b"\x41") + wire
+    kind = _number(given.get("qtype", given.get("type", "A")), _TYPES)
+    family = _number(given.get("qclass", given.get("class", _word(extra, _CLASSES, r"class\s*=?\s*(\w+)"))), _CLASSES)
     question = wire + kind.to_bytes(2) + family.to_bytes(2)
     count = 2 if re.search(r"two questions|2 questions|qdcount\s*=?\s*2|second question", lower) else 1
     if re.search(r"no question|qdcount\s*=?\s*0", lower):
@@ -67,7 +89,12 @@ def _packet(given: dict[str, Any]) -> bytes:
     authority = len(re.findall(r"authority record", lower))
     plain = b"\0\0\x10\0\1\0\0\0\0\0\1\0"
     head = b"\x13\x37" + flags.to_bytes(2) + b"".join(n.to_bytes(2) for n in (count, answers, authority, records))
-    return head + question * max(count, 1 if count else 0) + plain * (answers + authority) + more
+    made = head + question * max(count, 1 if count else 0) + plain * (answers + authority) + more
+    if re.search(r"truncated (?:packet|message|query|question)|cut short|cut off|too short|incomplete", lower):
+        return made[: len(made) - 3 if not more else len(head) + len(question) - 3]
+    if re.search(r"(?:over|more than|larger than|above|>)\s*512|oversize|too (?:large|long)", lower):
+        return made.ljust(dns.MESSAGE_BYTES + 1, b"\0")
+    return made
 
 
 def _additional(extra: str) -> tuple[bytes, int]:
@@ -88,7 +115,7 @@ def _additional(extra: str) -> tuple[bytes, int]:
 
 def _word(text: str, known: dict[str, int], pattern: str) -> Any:
     found = re.search(pattern, text, re.IGNORECASE)
-    return found[1] if found and found[1].upper() in known else 1
+    return found[1] if found and (found[1].upper() in known or found[1].isdigit()) else 1
 
 
 def _number(value: Any, known: dict[str, int]) -> int:
@@ -97,10 +124,10 @@ def _number(value: Any, known: dict[str, int]) -> int:
     text = str(value).upper().strip()
     if text in known:
         return known[text]
-    found = re.search(r"\d+", text)
+    found = re.fullmatch(r"\D*?(\d+)\D*", text)
     if found is None:
         unrunnable("input.qtype is no type")
-    return int(found[0]) & 0xFFFF
+    return int(found[1]) & 0xFFFF
 
 
 def packet(policy: EgressPolicy, given: dict[str, Any]) -> Got:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from typing import Any
+from typing import Any, Final
 
-from lockgate.corpus.case import Got, bytes_of, got, unrunnable
+from lockgate.corpus.case import Got, bytes_of, got, listed, unrunnable
 from lockgate.corpus.network import endpoint_of
 from lockgate.egress import dial, dnswire, resolver
 from lockgate.policy.egress import Ask, EgressPolicy
 from lockgate.policy.host import Host, Refusal
+
+_ADDRESS: Final = re.compile(r"[0-9a-fA-F]*:[0-9a-fA-F:]*|\d+\.\d+\.\d+\.\d+")
 
 
 def resolve(policy: EgressPolicy, given: dict[str, Any]) -> Got:
@@ -38,16 +40,16 @@ def resolve_wire(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     found = resolve(policy, {"dns_answers": [["93.184.216.34"]], **given})
     host = Host.parse(bytes_of(given.get("host"), "input.host"))
     plain = "" if isinstance(host, Refusal) else f"{host.text}."
-    return Got(
-        found.verdict, found.reason, {**found.facts, "search_suffix_used": found.facts["qname_on_wire"] != plain}
-    )
+    asked = found.facts.get("qname_on_wire")  # nothing is asked about a name that was refused
+    return Got(found.verdict, found.reason, {**found.facts, "search_suffix_used": asked not in {None, plain}})
 
 
 class _Server:
     """A nameserver that answers from a list, in the format of the wire."""
 
     def __init__(self, answers: Any, given: dict[str, Any]) -> None:
-        sets = answers if isinstance(answers, list) else []  # pyright: ignore[reportUnknownVariableType]
+        # One set, not in a list of sets: the same each time.
+        sets: Any = answers if isinstance(answers, list) else [answers] if isinstance(answers, dict | str) else []  # pyright: ignore[reportUnknownVariableType]
         if sets and not isinstance(sets[0], list | dict):
             sets = [sets]  # pyright: ignore[reportUnknownVariableType]
         self._sets: list[list[str]] = [_words(part) for part in sets]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -117,15 +119,22 @@ def _wire_name(text: str) -> bytes | None:
 def connect_verify(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     """The address that was dialled, and the one the kernel says the connection leads to."""
     del policy
-    return got(dial.check_peer(_place(given.get("dialled"), given), _place(given.get("getpeername"), given)))
+    peer = given.get("getpeername", given.get("peer"))
+    dialled = _place(given.get("dialled"), given)
+    if not isinstance(peer, list) and not _ADDRESS.search(str(peer)):
+        return got(dial.check_peer(dialled, (b"", 0)))  # the kernel names no peer: an error, or another family
+    return got(dial.check_peer(dialled, _place(peer, given)))
 
 
 def _place(value: Any, given: dict[str, Any]) -> tuple[bytes, int]:
     text, port = str(value), given.get("port", 443)
+    pair = listed(value)
+    if len(pair) == 2:
+        text, port = str(pair[0]), pair[1]
     found = re.fullmatch(r"\[(.*)\]:(\d+)|([\d.]+):(\d+)", text)
     if found is not None:
         text, port = found[1] or found[3], int(found[2] or found[4])
     try:
-        return ipaddress.ip_address(text.strip("[]")).packed, int(port)
+        return ipaddress.ip_address(text.strip("[]").partition("%")[0]).packed, int(port)
     except ValueError:
         unrunnable("input.dialled and input.getpeername are addresses")

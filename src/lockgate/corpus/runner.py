@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from lockgate.contract.errors import LockgateError
-from lockgate.corpus import arguments, content, names, network, resolving
+from lockgate.corpus import arguments, content, hello, inside, names, network, resolving
 from lockgate.corpus.case import Got, Unrunnable
 from lockgate.corpus.policies import Policies
 from lockgate.corpus.quiet import leaving
@@ -30,8 +30,8 @@ RUNNERS: Final[dict[str, Runner]] = {
     "resolve_wire": resolving.resolve_wire,
     "connect_verify": resolving.connect_verify,
     "raw_proxy_request": network.raw_proxy_request,
-    "tls_client_hello": network.tls_client_hello,
-    "intercepted_request": network.intercepted_request,
+    "tls_client_hello": hello.tls_client_hello,
+    "intercepted_request": inside.intercepted_request,
     "in_sandbox_relay": network.relayed,
     "dns_query": names.dns_query,
     "dns_packet": names.dns_query,
