@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 from lockgate.contract.bounds import Bounds
 from lockgate.runtimes import dialog
+from lockgate.runtimes.ids import number_of
 from lockgate.runtimes.microvm import layout
 from lockgate.runtimes.microvm.machine import MicrovmMachine
-from lockgate.runtimes.microvm.machines import Poll, Vm, number_of
+from lockgate.runtimes.microvm.machines import Vm
+from lockgate.runtimes.microvm.poll import Poll
 from lockgate.runtimes.protocol import (
     MachineEnded,
     MachineEvent,

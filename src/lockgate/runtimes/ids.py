@@ -54,3 +54,17 @@ def claim(owned: contextlib.ExitStack) -> int:
         f"no free id range in {_TRIES} tries",
         next_step="stop other lockgate supervisors, or whoever binds lockgate-ids-*",
     )
+
+
+def number_of(taken: set[int], last: int, most: int) -> int:
+    """Return the next number after `last` that is not taken.
+
+    Raises:
+        OSError: all are taken.
+
+    """
+    for step in range(1, most + 1):
+        number = (last + step) % most
+        if number not in taken:
+            return number
+    raise OSError(errno.EAGAIN, "every id is in use")

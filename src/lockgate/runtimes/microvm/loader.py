@@ -30,11 +30,12 @@ import msgspec
 
 from lockgate.kernel import mounts_unsafe as mounts
 from lockgate.kernel import process_unsafe as process
-from lockgate.runtimes import dialog
+from lockgate.runtimes import dialog, ids
 from lockgate.runtimes.microvm import cage, qemu, snapshot
 from lockgate.runtimes.microvm.firecracker import jail, shim
 from lockgate.runtimes.microvm.firecracker.machine import ident
-from lockgate.runtimes.microvm.machines import IN, Poll, Vm, number_of
+from lockgate.runtimes.microvm.machines import Vm
+from lockgate.runtimes.microvm.poll import IN, Poll
 from lockgate.runtimes.microvm.vmm import Plan
 
 _IDS: Final = 60_000
@@ -163,7 +164,7 @@ class Loader:
             raise OSError(errno.EBADF, f"{len(fds)} descriptors with a request")
         channel, control, out, err = fds
         self.step = "ids"
-        number = number_of({vm.number for vm in self.vms}, self.last, _IDS)
+        number = ids.number_of({vm.number for vm in self.vms}, self.last, _IDS)
         self.last = number
         guest, guest_end = socket.socketpair()
         wire, wire_end = socket.socketpair()

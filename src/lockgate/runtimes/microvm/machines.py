@@ -1,8 +1,7 @@
 """One machine in the loader: from the start of its VMM to the last byte that it left.
 
 Rule 1: loading, loaded, leasing, running, over: one way. There is no second lease.
-Rule 2: what goes to the supervisor leaves in the order in which the guest sent it; while something waits to leave,
-        nothing more is read from the guest.
+Rule 2: while something waits to leave for the supervisor, nothing more is read from the guest.
 Rule 3: nothing is forwarded to a guest before its handshake is done, and nothing of the guest but the answer is taken.
 """
 
@@ -18,12 +17,13 @@ import signal
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from lockgate.runtimes import dialog
 from lockgate.runtimes.microvm import layout
+from lockgate.runtimes.microvm.outbox import Outbox
+from lockgate.runtimes.microvm.poll import IN, OUT, Poll
 from lockgate.runtimes.microvm.qmp import QmpError
 from lockgate.runtimes.microvm.vmm import Monitor
 
@@ -34,40 +34,6 @@ _BOUNDS_BYTES: Final = 16 * 1024
 _CODE_BYTES: Final = 1 << 20  # kept here before the guest takes it; the rest waits in the socket
 _OWN: Final = 0x40  # a result's length begins below it, the lines of a loader above
 _WORDS_BYTES: Final = 4096
-IN: Final = select.EPOLLIN
-OUT: Final = select.EPOLLOUT
-_BROKEN: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
-
-
-class Poll:
-    """A poll set with callbacks."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._masks: dict[int, int] = {}
-        self._calls: dict[int, Callable[[int], None]] = {}
-
-    def watch(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
-        """Call `call(mask)` when `fd` is ready; a mask of 0 waits for its end only."""
-        if fd not in self._masks:
-            self._epoll.register(fd, mask)
-        elif self._masks[fd] != mask:
-            self._epoll.modify(fd, mask)
-        self._masks[fd] = mask
-        self._calls[fd] = call
-
-    def forget(self, fd: int) -> None:
-        """Watch `fd` no more; must come before it is closed."""
-        if self._masks.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-            del self._calls[fd]
-
-    def turn(self, seconds: float | None) -> None:
-        """Wait once, at most `seconds`, and make the calls that are due."""
-        for fd, mask in self._epoll.poll(-1 if seconds is None else max(seconds, 0.0)):
-            call = self._calls.get(fd)
-            if call is not None:  # a call before it may have ended it
-                call(mask)
 
 
 class Vm:
@@ -119,7 +85,7 @@ class Vm:
         self._to_guest = bytearray()
         self._from_guest = bytearray()
         self._answer = bytearray()
-        self._leaving: deque[tuple[int, memoryview]] = deque()
+        self._leaving = Outbox()
         self._blocked = -1
         self._dead = False
         for one in (wire, guest, control):
@@ -177,9 +143,9 @@ class Vm:
 
     def _drain(self) -> None:
         """After the end: forward the rest in order, as the supervisor takes it, then close."""
-        while not self._leaving and self.state == "running" and self._read_guest():
+        while not self._leaving.waiting and self.state == "running" and self._read_guest():
             pass
-        if self._leaving:
+        if self._leaving.waiting:
             return
         self.close()
 
@@ -187,7 +153,7 @@ class Vm:
     def _on_guest(self, mask: int) -> None:
         if mask & OUT:
             self._push()
-        if mask & ~OUT and not self._leaving:
+        if mask & ~OUT and not self._leaving.waiting:
             self._read_guest()
         if not self._dead:
             self._arm()
@@ -213,7 +179,7 @@ class Vm:
     def _frames(self) -> None:
         """Take whole frames off what the guest sent, until something of them waits to leave."""
         data = self._from_guest
-        while not self._leaving and len(data) >= layout.FRAME.size and self.state in {"leasing", "running"}:
+        while not self._leaving.waiting and len(data) >= layout.FRAME.size and self.state in {"leasing", "running"}:
             kind, length = layout.FRAME.unpack_from(data)
             if kind == dialog.FAILED[0] and self.state == "leasing":
                 if b"\n" in data or len(data) > dialog.READY_LINE_BYTES:
@@ -335,27 +301,11 @@ class Vm:
 
     # ---- leaving -------------------------------------------------------------------------------------------------
     def _leave(self, fd: int, data: bytes) -> None:
-        self._leaving.append((fd, memoryview(data)))
+        self._leaving.put(fd, data)
         self._flush()
 
     def _flush(self) -> None:
-        """Write what waits to leave, in order, as far as it goes without waiting."""
-        while self._leaving:
-            fd, view = self._leaving[0]
-            try:
-                view = view[os.write(fd, view) :]
-            except BlockingIOError:
-                self._wait_for(fd)
-                return
-            except OSError as error:
-                if error.errno not in _BROKEN:
-                    raise
-                view = view[:0]  # nobody is there to take it
-            if view:
-                self._leaving[0] = (fd, view)
-            else:
-                self._leaving.popleft()
-        self._wait_for(-1)
+        self._wait_for(self._leaving.flush())
 
     def _wait_for(self, fd: int) -> None:
         if self._blocked == fd:
@@ -376,7 +326,7 @@ class Vm:
         if self.state == "closed":
             return
         self._flush()
-        if not self._leaving:
+        if not self._leaving.waiting:
             self._frames()
         if self._dead:
             self._drain()
@@ -387,7 +337,7 @@ class Vm:
         """Read from each side what the other has room for."""
         if self.state in {"over", "closed"}:
             return
-        mask = 0 if self._leaving else IN
+        mask = 0 if self._leaving.waiting else IN
         self._poll.watch(self._guest.fileno(), mask | (OUT if self._to_guest else 0), self._on_guest)
         if self._blocked != self._control.fileno():
             room = len(self._asked) + len(self._to_guest) < _CODE_BYTES
@@ -430,17 +380,3 @@ class Vm:
             self._poll.forget(fd)
             os.close(fd)
         self._gone(self)
-
-
-def number_of(taken: set[int], last: int, most: int) -> int:
-    """Return the next number after `last` that is not taken.
-
-    Raises:
-        OSError: all are taken.
-
-    """
-    for step in range(1, most + 1):
-        number = (last + step) % most
-        if number not in taken:
-            return number
-    raise OSError(errno.EAGAIN, "every id is in use")

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lockgate.contract.errors import HostFault
+from lockgate.runtimes import ids
 from lockgate.runtimes.dialog import READY, READY_LINE_BYTES
 from lockgate.runtimes.microvm.firecracker.api import Api, vsock
 from lockgate.runtimes.microvm.firecracker.binary import Binaries
 from lockgate.runtimes.microvm.firecracker.jail import UID_BASE, UIDS, Jail, Limits
-from lockgate.runtimes.microvm.machines import number_of
 
 MiB: Final = 1024 * 1024
 CONTROL_PORT: Final = 52
@@ -89,7 +89,7 @@ class Uids:
 
         """
         try:
-            self._last = number_of(self._taken, self._last, UIDS)
+            self._last = ids.number_of(self._taken, self._last, UIDS)
         except OSError:
             raise HostFault("every uid for machines is in use", next_step="end some machines") from None
         self._taken.add(self._last)
