@@ -6,7 +6,8 @@ Rule 2: needles are made once: the value and its reverse, in hexadecimal, base32
         shift; the common ones twice, backwards, and of the value in capitals, in lower case and in UTF-16.
         Each is looked for by its halves, so a value that is cut in two is found in one of the parts.
 Rule 3: a haystack is read as letters and digits alone, in lower case: separators, invisible characters and the dots
-        between DNS labels do not count. It is read as it stands and after each of three decodings.
+        between DNS labels do not count. It is read as it stands and after each of three layers of escapes; then what
+        its short words hold as base64, base32 or hexadecimal is read the same way, three times.
 Rule 4: a hit is not a part of a message to take out: the whole is blocked, and the run is ended.
 
 What is hashed, encrypted or cut into three is not found; the byte budget bounds it.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import html
 import re
@@ -35,6 +37,12 @@ _CHARS: Final = 32
 _ALPHABET: Final = (string.ascii_letters + string.digits).encode()
 _DROPPED: Final = bytes(one for one in range(256) if one not in _ALPHABET)
 _BYTE: Final = re.compile(rb"(?:\\x|\\u00|%u00|\\u\{|&#[xX]|0[xX]|=)0*([0-9a-fA-F]{2})[;}]?")
+_CHR: Final = re.compile(rb"(?i)\bchr?w?(?:ar)?\(\s*([0-9]{1,3})\s*\)")
+_TAGS: Final = {0xE0000 + one: one for one in range(32, 127)}  # invisible twins of ASCII (Unicode, "Tags")
+_WORD: Final = re.compile(rb"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_-]{16,4096}={0,6}(?![A-Za-z0-9+/_=-])")
+_HEX: Final = re.compile(rb"[0-9a-fA-F]+\Z")
+_BASE32: Final = re.compile(rb"(?:[A-Z2-7]+|[a-z2-7]+)\Z")
+_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _ROUNDS: Final = 3
 _GRAPHIC: Final = bytes(range(33, 127))
 _BASE58: Final = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -106,13 +114,24 @@ class Needles:
             return False
         raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         for _ in range(_ROUNDS + 1):
-            if self._look(raw):
+            if not raw:
+                return False
+            raw, found = self._unescaped(raw)
+            if found:
                 return True
+            raw = _opened(raw)
+        return False
+
+    def _unescaped(self, raw: bytes) -> tuple[bytes, bool]:
+        """Look behind each layer of escapes; returns the text without them, and whether a value was there."""
+        for _ in range(_ROUNDS):
+            if self._look(raw):
+                return raw, True
             decoded = _decode(raw)
             if decoded == raw:
-                return False
+                return raw, False
             raw = decoded
-        return False
+        return raw, self._look(raw)
 
     def _look(self, raw: bytes) -> bool:
         if any(one in raw.lower() for one in self._plain):
@@ -231,9 +250,30 @@ def _decode(raw: bytes) -> bytes:
         raw = html.unescape(raw.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     if b"\\" in raw or b"%u" in raw or b"0x" in raw or b"0X" in raw or b"=" in raw or b"&#" in raw:
         raw = _BYTE.sub(lambda found: bytes((int(found[1], 16),)), raw)
+    if b"(" in raw:
+        raw = _CHR.sub(lambda found: bytes((int(found[1]) & 0xFF,)), raw)
     if not raw.isascii():
         try:
-            raw = unicodedata.normalize("NFKC", raw.decode()).encode()
+            raw = unicodedata.normalize("NFKC", raw.decode()).translate(_TAGS).encode()
         except UnicodeDecodeError:
             return raw  # no text, so no compatibility characters
     return raw
+
+
+def _opened(raw: bytes) -> bytes:
+    """Return what the short words of `raw` hold when they are encodings, one behind the other.
+
+    A long one is an image or a file: its values are found by their needles, without this.
+    """
+    return b"".join(part for word in _WORD.findall(raw) for part in _readings(word.rstrip(b"=")))
+
+
+def _readings(word: bytes) -> Iterable[bytes]:
+    if len(word) % 2 == 0 and _HEX.match(word):
+        yield bytes.fromhex(word.decode("ascii"))
+        return
+    if _BASE32.match(word):
+        with contextlib.suppress(ValueError):
+            yield base64.b32decode(word + b"=" * (-len(word) % 8), casefold=True)
+    if len(word) % 4 != 1:
+        yield base64.urlsafe_b64decode(word.translate(_URL_SAFE) + b"=" * (-len(word) % 4))
