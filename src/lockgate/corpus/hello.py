@@ -21,13 +21,17 @@ _WORD: Final = re.compile(r"(?i)\b(" + "|".join(_NUMBERS) + r")\b(?=\s+(?:single
 _PACE: Final = re.compile(
     r"(\d+)\s*bytes?\s*(?:per|every|each|/|at a time,? every)\s*([\d.]+)?\s*(ms|milliseconds?|s|sec|seconds?)\b"
 )
-_STALL: Final = re.compile(r"(?i)never|stall|nothing|incomplete|half|truncat|stop|partial|hang|silen|wait|cut")
+_STALL: Final = re.compile(
+    r"(?i)never|stall|nothing|no bytes|incomplete|half|truncat|stop|partial|hang|silen|wait|cut|paus|delay"
+)
 _PER_RECORD: Final = re.compile(r"(\d+)\s*bytes?\s*(?:per|in each|each|/)\s*(?:tls\s*)?record")
 _PER_WRITE: Final = re.compile(r"(\d+)\s*bytes?\s*(?:per|in each|each|/)\s*(?:tcp\s*)?(?:segment|packet|write|chunk)")
-_BYTES: Final = re.compile(r"(?i)bytes|raw|data|payload|hello|first|sent|sends|stream|content|opening|prefix|protocol")
+_BYTES: Final = re.compile(r"(?i)bytes|raw|data|payload|hello|first|sent|sends|stream|content|opening|prefix|proto")
+_PAUSES: Final = ("delay", "pause", "pace", "stall")
+_SIZES: Final = ("size", "bytes_total", "padding", "length", "hello_size", "total")
 _HELLO_FACTS: Final = frozenset(
-    ("connect", "host", "port", "target", "sni", "sni_hex", "sni_b64", "sni_repr", "extensions", "fragments", "size",
-     "padding", "length", "bytes_total", "alpn", "note", "mode", "name_type", "version", "tls_version")
+    ("connect", "host", "port", "target", "sni", "sni_hex", "sni_b64", "sni_repr", "extensions", "fragments",
+     "alpn", "note", "mode", "name_type", "version", "tls_version", *_SIZES, *_PAUSES)
 )  # fmt: skip
 
 
@@ -53,7 +57,7 @@ def tls_client_hello(policy: EgressPolicy, given: dict[str, Any]) -> Got:
 
 
 def _chunks(given: dict[str, Any]) -> tuple[list[bytes], float]:
-    fragments = given.get("fragments", "")
+    fragments = given.get("fragments", " ".join(f"{one} {given[one]}" for one in _PAUSES if one in given))
     words = _WORD.sub(lambda found: str(_NUMBERS[found[1].lower()]), str(fragments))
     pace = _PACE.search(words)
     pause = 0.0
@@ -62,7 +66,9 @@ def _chunks(given: dict[str, Any]) -> tuple[list[bytes], float]:
     data = _first_bytes(given)
     if data is None:
         message = _message(given)
+        message = bytes((_octet(given, "handshake_type", message[0]), *message[1:]))
         data = b"".join(tls.records(message, _record_size(fragments, words, len(message))))
+        data = bytes((_octet(given, "record_type", data[0]), *data[1:]))
     if pace is None and _STALL.search(words):
         sent = re.search(r"(\d+)\s*bytes?", words)
         data = data[: int(sent[1]) if sent else len(data) // 2]
@@ -76,11 +82,15 @@ def _first_bytes(given: dict[str, Any]) -> bytes | None:
     """Return what the client sends when that is written out; whatever else has no meaning here is it, too."""
     for key, value in given.items():
         name = re.sub(r"_(?:hex|b64|base64)\Z", "", key)
-        if key in _HELLO_FACTS or not isinstance(value, str) or (name == "protocol" and value[:3].lower() == "tls"):
+        if (
+            key in _HELLO_FACTS
+            or not isinstance(value, str)
+            or (name in {"protocol", "proto"} and value[:3].lower() == "tls")
+        ):
             continue
         if "sni" not in given or _BYTES.search(name) or name == "not_tls":
             return raw_of(given, name)
-    return b"SSH-2.0-x\r\n" if given.get("not_tls") is True else None
+    return b"SSH-2.0-x\r\n" if given.get("not_tls") is True or given.get("tls") is False else None
 
 
 def _record_size(fragments: Any, words: str, size: int) -> int:
@@ -100,17 +110,22 @@ def _message(given: dict[str, Any]) -> bytes:
         names = [raw_of({**given, "sni_hex": one}, "sni") or b"" for one in listed(given.get("sni_hex"))]
     elif given.get("sni", given.get("sni_repr")) is not None:
         names = [bytes_of(unescaped(str(one))) for one in listed(given.get("sni", given.get("sni_repr")))]
-    kind = given.get("name_type", 0)
+    hiding = [name for name in ("ech", "esni") if given.get(name)]
     return tls.client_hello(
         names,
-        listed(given.get("extensions", [])),
+        [*listed(given.get("extensions", [])), *hiding],
         padding=_size(given),
-        name_type=kind & 0xFF if isinstance(kind, int) else 0,
+        name_type=_octet(given, "name_type", 0),
     )
 
 
+def _octet(given: dict[str, Any], name: str, default: int) -> int:
+    value = given.get(name, default)
+    return value & 0xFF if isinstance(value, int) else default
+
+
 def _size(given: dict[str, Any]) -> int:
-    for name in ("size", "bytes_total", "padding", "length"):
+    for name in _SIZES:
         value = given.get(name)
         found = re.match(r"(\d+)\s*(KiB|KB|k)?", str(value)) if value is not None else None
         if found is not None:

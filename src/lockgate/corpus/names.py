@@ -24,6 +24,9 @@ _TYPES: Final = {
     "TSIG": 250, "IXFR": 251, "AXFR": 252, "MAILB": 253, "MAILA": 254, "ANY": 255, "*": 255, "URI": 256, "CAA": 257,
     "AVC": 258, "DOA": 259, "AMTRELAY": 260, "TA": 32768, "DLV": 32769,
 }  # fmt: skip
+_ASKED: Final = frozenset(
+    ("qname", "qname_hex", "name", "name_hex", "query", "qtype", "type", "qclass", "class", "extra", "dst", "note")
+)
 _OPCODES: Final = {"iquery": 1, "status": 2, "notify": 4, "update": 5}
 _CLASSES: Final = {"IN": 1, "CH": 3, "CHAOS": 3, "HS": 4, "ANY": 255, "NONE": 254}
 
@@ -39,7 +42,7 @@ def dns_query(policy: EgressPolicy, given: dict[str, Any]) -> Got:
             unrunnable("input.qname is no text")
         name = name if any(f"{one}_hex" in given for one in ("qname", "name", "query")) else _bytes(name)
         plain = name.removesuffix(b".")
-        refused = Host.parse(plain) if plain and b"" in plain.split(b".") else None
+        refused = Host.parse(name) if plain and b"" in plain.split(b".") else None
         if isinstance(refused, Refusal):
             return got(refused)  # on the wire an empty label is the end: there is no such question
         packet = _packet(name, given)
@@ -63,7 +66,8 @@ def _bytes(name: bytes) -> bytes:
 
 
 def _packet(name: bytes, given: dict[str, Any]) -> bytes:
-    extra = str(given.get("extra", ""))
+    # Further fields say what a sentence would: "opcode": 5.
+    extra = ", ".join([str(given.get("extra", "")), *(f"{k}={v}" for k, v in given.items() if k not in _ASKED)])
     lower = extra.lower()
     labels = [one for one in name.split(b".") if one] if name.strip(b".") else []
     wire = b"".join(bytes((len(one) & 0xFF,)) + one for one in labels) + b"\0"
@@ -85,8 +89,8 @@ def _packet(name: bytes, given: dict[str, Any]) -> bytes:
         | (0x8000 if re.search(r"\bqr\b|response", lower) else 0)
     )
     more, records = _additional(extra)
-    answers = len(re.findall(r"answer record", lower))
-    authority = len(re.findall(r"authority record", lower))
+    answers = len(re.findall(r"answer record|ancount\s*=?\s*[1-9]", lower))
+    authority = len(re.findall(r"authority record|nscount\s*=?\s*[1-9]", lower))
     plain = b"\0\0\x10\0\1\0\0\0\0\0\1\0"
     head = b"\x13\x37" + flags.to_bytes(2) + b"".join(n.to_bytes(2) for n in (count, answers, authority, records))
     made = head + question * max(count, 1 if count else 0) + plain * (answers + authority) + more

@@ -27,7 +27,8 @@ _ENDPOINT: Final = re.compile(
     r"(?P<methods>[A-Z]+(?:\s*,\s*[A-Z]+)*)\s+(?P<path>/[^\s;,]*)"
 )
 _MODEL: Final = re.compile(r"model endpoint(?: only)?:?\s*(?P<host>[^\s,;]+).*?(?:POST\s+(?P<path>/[^\s,;]*))?")
-_BASE: Final = re.compile(r"\s*(P[0-9A-Z]+)\s*\+\s*(.*)", re.DOTALL)
+_BASE: Final = re.compile(r"\s*(P[0-9A-Z]+)\s*[+,;]\s*(.*)", re.DOTALL)
+_ONE: Final = re.compile(r"\b(allow|deny)s?\s+((?:\*\.)?[\w.-]+:[0-9]+)")
 _FLAG: Final = re.compile(r"\b(profile|mode|nat64_prefix|wildcard_dns|strict)\s*[=:]\s*([\w:./-]+)")
 
 
@@ -72,10 +73,13 @@ class Policies:
             known = self._texts.get(base[1])
             if known is None:
                 unrunnable(f"there is no policy {base[1]}")
-            table, text, found = self._table(known, depth - 1), base[2], True
+            table, text = self._table(known, depth - 1), base[2]
         for match in _LIST.finditer(text):
             entries = (_COMMENT.sub("", one).strip(" \t'\"") for one in match[2].split(","))
             table[match[1]] += [one for one in entries if one]
+            found = True
+        for match in _ONE.finditer(text):
+            table[match[1]].append(match[2])
             found = True
         for match in _PRIVATE.finditer(text):
             table["private"] += [_private(one) for one in match[1].split(",") if one.strip()]
@@ -89,6 +93,7 @@ class Policies:
             found = True
         for flag in _FLAG.finditer(text):
             value: Any = flag[2]
+            found = True
             table[flag[1]] = value == "true" if flag[1] == "strict" else int(value) if value.isdigit() else value
         if not found and not re.search(r"(?i)\bdeny all\b|\bempty\b", text):
             unrunnable("its policy_text is not understood")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from lockgate.corpus.case import Got, bytes_of, got, listed, unrunnable
 from lockgate.corpus.network import endpoint_of
@@ -27,12 +27,19 @@ def resolve(policy: EgressPolicy, given: dict[str, Any]) -> Got:
     verdict = policy.decide(Ask(endpoint, "http" if endpoint.port == 80 else "connect"))
     if not verdict.allow:
         return got(verdict)
-    server = _Server(given.get("dns_answers", given.get("answers")), given)
+    server = _Server(_answers(given), given)
     answer = asyncio.run(resolver.resolve(endpoint, policy, server.exchange))
     facts: dict[str, Any] = {"dns_queries": server.rounds, "qname_on_wire": server.name, "search_suffix_used": False}
     if isinstance(answer, Refusal):
         return got(answer, **facts)
     return Got("allow", "ok", {**facts, "connect_ip": str(ipaddress.ip_address(answer[0]))})
+
+
+def _answers(given: dict[str, Any]) -> Any:
+    for name in ("dns_answers", "answers", "records", "addresses", "ips", "resolved"):
+        if name in given:
+            return given[name]
+    return {name: value for name, value in given.items() if name.upper() in {"A", "AAAA"}}
 
 
 def resolve_wire(policy: EgressPolicy, given: dict[str, Any]) -> Got:
@@ -105,8 +112,11 @@ class _Server:
 def _words(part: Any) -> list[str]:
     """Return the addresses, aliases and codes of one answer, in order; an alias may be written `a -> b -> address`."""
     if isinstance(part, dict):
-        part = [one for value in part.values() for one in (value if isinstance(value, list) else [value])]  # pyright: ignore[reportUnknownVariableType]
-    return [word.strip() for one in part for word in re.split(r"->|,", str(one)) if word.strip()]
+        table = cast("dict[str, Any]", part)
+        part = [table[name] for name in ("data", "address", "value", "rdata") if name in table] or list(table.values())
+    if isinstance(part, list):
+        return [word for one in listed(part) for word in _words(one)]
+    return [word.strip() for word in re.split(r"->|,", str(part)) if word.strip()]
 
 
 def _wire_name(text: str) -> bytes | None:
