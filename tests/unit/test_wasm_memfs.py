@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockgate.runtimes.wasm.memfs import Directory, Errno, File, Quota, Refused, Tree
+from lockgate.runtimes.wasm.memfs import Tree
+from lockgate.runtimes.wasm.nodes import Directory, File, Quota
+from lockgate.runtimes.wasm.wasi_errno import Errno, Refused
 
 KiB = 1024
 

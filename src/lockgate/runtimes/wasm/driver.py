@@ -26,7 +26,8 @@ from typing import Final, Literal
 from lockgate.contract.bounds import FRAME_BYTES
 from lockgate.runtimes.wasm import guest_abi, image_unsafe
 from lockgate.runtimes.wasm.engine_unsafe import EngineError, Guest, OutOfBounds, Trapped, load_module, new_engine
-from lockgate.runtimes.wasm.memfs import Quota, Tree
+from lockgate.runtimes.wasm.memfs import Tree
+from lockgate.runtimes.wasm.nodes import Quota
 from lockgate.runtimes.wasm.wasi import Exit, Wasi
 
 RUN_DIR: Final = "/run"

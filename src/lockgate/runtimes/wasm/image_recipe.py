@@ -28,7 +28,9 @@ SETS: Final[dict[str, tuple[str, ...]]] = {
 # Order: each file finds the ones before it as names.
 _FILES: Final = ("values.py", "host.py", "runner.py", "wasm/absent.py", "wasm/loop.py", "wasm/ints.py", "wasm/rung.py")
 # What answers the guest while its image is made: inode numbers and the steps of the clock come from there.
-_MAKERS: Final = ("driver.py", "memfs.py", "wasi.py", "wasi_files.py", "wasi_paths.py", "workshop.py")
+_MAKERS: Final = (
+    "driver.py", "memfs.py", "nodes.py", "wasi.py", "wasi_errno.py", "wasi_files.py", "wasi_paths.py", "workshop.py",
+)  # fmt: skip
 
 _BOOT: Final = """
 def _plant(files, preload, numbers):

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from lockgate.runtimes.wasm import guest_abi
-from lockgate.runtimes.wasm.memfs import Errno, Refused, Tree
+from lockgate.runtimes.wasm.memfs import Tree
+from lockgate.runtimes.wasm.wasi_errno import Errno, Refused
 from lockgate.runtimes.wasm.wasi_files import IO_BYTES, U32, U64
 from lockgate.runtimes.wasm.wasi_paths import Paths
 

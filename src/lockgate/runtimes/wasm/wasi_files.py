@@ -9,7 +9,9 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from lockgate.runtimes.wasm.memfs import Directory, Errno, File, Node, Refused, Sealed, Tree
+from lockgate.runtimes.wasm.memfs import Tree
+from lockgate.runtimes.wasm.nodes import Directory, File, Node, Sealed
+from lockgate.runtimes.wasm.wasi_errno import Errno, Refused
 
 if TYPE_CHECKING:
     from lockgate.runtimes.wasm.engine_unsafe import Memory

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lockgate.runtimes.wasm.memfs import Directory, Errno, File, Refused, Sealed
+from lockgate.runtimes.wasm.nodes import Directory, File, Sealed
+from lockgate.runtimes.wasm.wasi_errno import Errno, Refused
 from lockgate.runtimes.wasm.wasi_files import (
     CREATE,
     EXCLUSIVE,
