@@ -7,18 +7,26 @@ Rule 2: `defang` leaves nothing that a linkifier of plain text takes for a link,
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, Literal
+from unicodedata import category
 
 from lockgate.render.tlds import TLDS
 
 # Default-ignorable, format, bidirectional and control characters, variation selectors, tags, fillers, private use.
 _INVISIBLE_SET: Final = (
     "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
-    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e0fff\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ufdd0-\ufdef\U00013430-\U0001345f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff"
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 15))
 )
 INVISIBLE: Final = re.compile(f"[{_INVISIBLE_SET}]")
-_EMOJI: Final = re.compile("[\u203c-\u3299\U0001f000-\U0001faff#*0-9\u00a9\u00ae]")
+# Pictures only: a selector or joiner after any other character is seen by nobody and carries a bit.
+_EMOJI: Final = re.compile(
+    "[\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u21aa\u231a-\u23fa\u24c2\u25aa-\u25fe\u2600-\u27bf\u2934\u2935\u2b05-\u2b55"
+    "\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
+)
+_KEYCAP: Final = frozenset("#*0123456789")
 _JOINING: Final = re.compile("[\u0600-\u08ff\u0900-\u0dff\ufb50-\ufdff\ufe70-\ufefc]")
 _CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 _CONTROL_LINE: Final = re.compile("[\\x00-\\x08\\x0a-\\x1f\\x7f-\\x9f\u2028\u2029]")
@@ -32,6 +40,8 @@ _SCHEME_BEFORE: Final = re.compile(rf"(?<![0-9A-Za-z])(?:{SCHEMES})\Z", re.IGNOR
 _DATA_URL: Final = re.compile(r"[\w.+-]{0,40}[/,;]")
 _TRIGGER: Final = re.compile(r"[:@.\u3002\uff0e\uff61]|//|\\\\")
 _LABEL: Final = re.compile(r"[0-9A-Za-z-]+")
+_FULL_STOPS: Final = frozenset("\u3002\uff0e\uff61")
+_LABEL_CHARS: Final = 64  # RFC 1035 section 2.3.4, and one to see that it is longer
 _WINDOW: Final = 40  # longest scheme name that is looked for, and then some
 
 Live = Literal["colon", "dot", "www", "at"]
@@ -52,10 +62,12 @@ def clean(text: str) -> tuple[str, int]:
         char, at = match[0], match.start()
         before = text[at - 1] if at else ""
         after = text[at + 1] if at + 1 < len(text) else ""
-        if char == "\ufe0f" and _EMOJI.match(before):
+        if char == "\ufe0f" and (_EMOJI.match(before) or (before in _KEYCAP and after == "\u20e3")):
             return char
-        if char == "\u200d" and (_EMOJI.match(before) or before == "\ufe0f") and _EMOJI.match(after):
-            return char
+        if char == "\u200d" and _EMOJI.match(after):
+            picture = text[at - 2 : at - 1] if before == "\ufe0f" else before
+            if _EMOJI.match(picture):
+                return char
         if char in "\u200c\u200d" and _JOINING.match(before) and _JOINING.match(after):
             return char
         removed += 1
@@ -88,21 +100,33 @@ def live_at(text: str, at: int, start: int = 0) -> Live | None:
         return None if before.isspace() or after.isspace() else "at"
     if text[max(0, at - 3) : at].lower() == "www" and not after.isspace():
         return "www"
-    if not (before.isalnum() or before in "-_") or not (after.isalnum()):
+    if not _in_name(before) or not after.isalnum():
         return None
     label = _LABEL.match(text, at + 1)
-    if label is None:
-        return "dot"  # a label that is not ASCII
-    return (
-        "dot"
-        if label[0].lower() in TLDS or label[0].lower().startswith("xn--") or not _ascii_end(text, label)
-        else None
-    )
+    if label is not None and (label[0].lower() in TLDS or label[0].lower().startswith("xn--")):
+        return "dot"
+    # The full stop of Chinese and Japanese stands between two sentences without a space: only an ASCII name ends there.
+    return "dot" if char not in _FULL_STOPS and _wide_label(text, at + 1) in wide_tlds() else None
 
 
-def _ascii_end(text: str, label: re.Match[str]) -> bool:
-    end = label.end()
-    return end >= len(text) or text[end].isascii() or not text[end].isalnum()
+def _in_name(char: str) -> bool:
+    """Whether a linkifier takes a character for part of a host name: letters, marks and pictures of any script."""
+    if char.isascii() or char.isalnum():
+        return char.isalnum() or char in "-_"
+    return not char.isspace() and category(char)[0] != "P"
+
+
+def _wide_label(text: str, at: int) -> str:
+    end = at
+    while end < len(text) and end - at < _LABEL_CHARS and (text[end].isalnum() or category(text[end])[0] == "M"):
+        end += 1
+    return text[at:end].lower()
+
+
+@lru_cache(maxsize=1)
+def wide_tlds() -> frozenset[str]:
+    """Top-level domains that are written in other letters than ASCII (RFC 5891, section 4.4)."""
+    return frozenset(name[4:].encode().decode("punycode") for name in TLDS if name.startswith("xn--"))
 
 
 def defang(text: str) -> str:
