@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lockgate.render.bounds import TooComplex
 from lockgate.render.judge import Judge, destination
 from lockgate.render.tree import (
     Block,
@@ -18,6 +19,7 @@ from lockgate.render.tree import (
     Heading,
     Image,
     Inline,
+    Item,
     Link,
     List,
     Math,
@@ -57,8 +59,8 @@ def _slack_blocks(blocks: list[Block], out: list[dict[str, Any]]) -> None:
             inner = [part for child in _flat(block.blocks) for part in _slack_inlines(child, {})]
             out.append({"type": "rich_text_quote", "elements": inner or [_slack_text(" ", {})]})
         elif isinstance(block, List):
-            for number, item in enumerate(block.items, block.start or 1):
-                mark = "\u2022 " if block.start is None else f"{number}. "
+            for number, item in _numbered(block):
+                mark = _mark(block, number, item)
                 inner = [part for child in _flat(item.blocks) for part in _slack_inlines(child, {})]
                 out.append(
                     {"type": "rich_text_section", "elements": [_slack_text(mark, {}), *inner, _slack_text("\n", {})]}
@@ -83,7 +85,7 @@ def _slack_inlines(inlines: list[Inline], style: dict[str, bool]) -> list[dict[s
         elif isinstance(node, Code):
             out.append(_slack_text(node.text, {**style, "code": True}))
         elif isinstance(node, Math):
-            out.append(_slack_text(node.text, style))
+            out.append(_slack_text(plain([node]), style))
         elif isinstance(node, Break):
             out.append(_slack_text("\n", style))
         elif isinstance(node, Link):
@@ -137,8 +139,8 @@ def _card_blocks(blocks: list[Block], body: list[dict[str, Any]], actions: list[
         elif isinstance(block, Quote):
             _card_blocks(block.blocks, body, actions)
         elif isinstance(block, List):
-            for number, item in enumerate(block.items, block.start or 1):
-                mark = "\u2022 " if block.start is None else f"{number}. "
+            for number, item in _numbered(block):
+                mark = _mark(block, number, item)
                 runs = [part for child in _flat(item.blocks) for part in _runs(child, actions)]
                 body.append(_rich([_run(mark), *runs]))
         elif isinstance(block, Para | Heading):
@@ -164,7 +166,7 @@ def _runs(inlines: list[Inline], actions: list[dict[str, Any]], *, bold: bool = 
     out: list[dict[str, Any]] = []
     for node in inlines:
         if isinstance(node, Text | Math):
-            out.append(_run(node.text, bold=bold))
+            out.append(_run(plain([node]), bold=bold))
         elif isinstance(node, Code):
             out.append(_run(node.text, mono=True, bold=bold))
         elif isinstance(node, Break):
@@ -186,7 +188,7 @@ def _runs(inlines: list[Inline], actions: list[dict[str, Any]], *, bold: bool = 
     return [one for one in out if one["text"]]
 
 
-def rebuild_card(card: dict[str, Any], judge: Judge) -> dict[str, Any]:
+def rebuild_card(card: Any, judge: Judge) -> dict[str, Any]:
     """Rebuild a card that came in: its words, and its approved OpenUrl actions."""
     body: list[dict[str, Any]] = []
     actions: list[dict[str, Any]] = []
@@ -194,13 +196,17 @@ def rebuild_card(card: dict[str, Any], judge: Judge) -> dict[str, Any]:
     return _card(body, actions)
 
 
-_WORDS: Final = ("text", "altText", "title", "value", "label", "placeholder", "fallbackText", "speak", "caption")
-_URLS: Final = ("url", "backgroundImage", "iconUrl", "poster", "src", "resourceUrl")
+_WORDS: Final = (
+    "text", "altText", "title", "value", "label", "placeholder", "fallbackText", "speak", "caption",
+    "subtitle", "summary", "activityTitle", "activitySubtitle", "activityText", "description",
+)  # fmt: skip
+_URLS: Final = ("url", "backgroundImage", "iconUrl", "poster", "src", "resourceUrl", "image", "activityImage", "uri")
+_MAX_PARTS: Final = 200
 
 
 def _walk_card(node: Any, body: list[dict[str, Any]], actions: list[dict[str, Any]], judge: Judge, depth: int) -> None:
-    if depth > 24 or len(body) > 200:
-        return
+    if depth > 24 or len(body) > _MAX_PARTS:
+        raise TooComplex
     if isinstance(node, list):
         for one in node:  # pyright: ignore[reportUnknownVariableType]
             _walk_card(one, body, actions, judge, depth + 1)
@@ -243,13 +249,22 @@ def _flat(blocks: list[Block]) -> list[list[Inline]]:
         elif isinstance(block, Quote):
             out.extend(_flat(block.blocks))
         elif isinstance(block, List):
-            for number, item in enumerate(block.items, block.start or 1):
-                mark = "\u2022 " if block.start is None else f"{number}. "
-                out.append([Text("\n  " + mark)])
-                out.extend(_flat(item.blocks))
+            for number, item in _numbered(block):
+                inner = _flat(item.blocks)
+                first = inner[0] if inner else []
+                out.extend([[Text("\n  " + _mark(block, number, item)), *first], *inner[1:]])
         elif isinstance(block, Table):
             out.append([Text(_grid(block))])
     return out
+
+
+def _numbered(block: List) -> enumerate[Item]:
+    return enumerate(block.items, 1 if block.start is None else block.start)
+
+
+def _mark(block: List, number: int, item: Item) -> str:
+    box = "" if item.checked is None else "\u2611 " if item.checked else "\u2610 "
+    return ("\u2022 " if block.start is None else f"{number}. ") + box
 
 
 def _grid(table: Table) -> str:

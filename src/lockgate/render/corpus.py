@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import csv
+import html
 import io
 import json
 import re
-import zipfile
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -23,10 +23,12 @@ from lockgate.contract.errors import ConfigError
 from lockgate.contract.run import Principal
 from lockgate.policy import Operations, Scope, authorize, request
 from lockgate.render import emit_markdown, selfcheck, tree
+from lockgate.render.corpus_office import office_sample
 from lockgate.render.guard import Guard
 from lockgate.render.judge import Budget, Judge
 from lockgate.render.parse_html import parse_html
 from lockgate.render.parse_markdown import parse_markdown
+from lockgate.render.plain import HARMLESS_CELL, csv_rows
 from lockgate.render.policy import Denial, Provenance, Rendered, RenderPolicy
 from lockgate.render.tables import DIAGRAMS
 from lockgate.render.visible import clean, defang, find_live
@@ -36,11 +38,13 @@ _LINKS: Final = re.compile(r"links only (https://[^\s*,;]+)\*")
 _CANARY: Final = re.compile(r"LGCANARY[0-9a-f]{16}")
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _REMOTE: Final = re.compile(
-    r"(?i)(?:https?|ftp|file|smb|data|javascript):|(?<![:\w])//[\w]|\\\\\\\\\w|<!DOCTYPE|<!ENTITY|<\?(?!xml )"
+    r"(?i)(?:https?|ftp|file|smb|data|javascript):|(?<![:\w\]])//[\w]|\\\\\\\\\w|<!DOCTYPE|<!ENTITY|<\?(?!xml )"
 )
 _STARTS: Final = frozenset("=+-@\t\r\uff1d\uff0b\uff0d\uff20")
-_NUMBER: Final = re.compile(r"[+-]?[0-9.,]+(?:[eE][+-]?[0-9]+)?%?\Z")
 _NAMESPACE: Final = "http://www.w3.org/2000/svg"
+_FETCHED: Final = re.compile(
+    r"""(?im)["']?(?:\$?schema|\$id|\$ref|@context|externalDocs|extends|\$include|\$import)["']?\s*:.*|#.*schema.*|!\S+"""
+)
 _SINKS: Final = (
     ("markdown", "markdown"), ("chat-html", "html"), ("html", "html"), ("terminal", "terminal"), ("tty", "terminal"),
     ("log", "log"), ("slack", "slack"), ("discord", "discord"), ("teams", "teams"), ("adaptive", "teams"),
@@ -82,7 +86,10 @@ def policy_of(case: dict[str, Any]) -> RenderPolicy:
     """Return the policy that a case's `policy_text` describes."""
     text = str(case.get("policy_text", ""))
     whole = json.dumps(case.get("input"), ensure_ascii=False) + str(case.get("why", ""))
-    forms = [whole, whole[::-1], *_decoded(whole)]
+    given = case.get("input")
+    joined = "".join(map(str, given)) if isinstance(given, list) else str(given)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    bare = re.sub(r"<[^>]*>|[^0-9A-Za-z]", "", html.unescape(clean(joined)[0]))  # markup may split a planted value
+    forms = [whole, whole[::-1], joined, bare, bare[::-1], *_decoded(f"{whole} {joined}")]
     canaries = tuple(dict.fromkeys(found for form in forms for found in _CANARY.findall(form)))
     return RenderPolicy.of(
         images=[f"{found}*" for found in _IMAGES.findall(text)],
@@ -92,7 +99,7 @@ def policy_of(case: dict[str, Any]) -> RenderPolicy:
 
 
 def _decoded(text: str) -> Iterable[str]:
-    for word in re.findall(r"[0-9A-Za-z+/=_-]{16,}", text):
+    for word in re.findall(r"[0-9A-Za-z+/=_-]{16,}", text) + re.findall(r"[0-9A-Za-z]{16,}", text):
         for decode in (bytes.fromhex, base64.urlsafe_b64decode, base64.b64decode, base64.b32decode):
             try:
                 yield decode(word).decode("latin-1")
@@ -175,7 +182,11 @@ def _judge(  # noqa: PLR0917 -- the case, its output and the policy
         return live
     if expected in {"allow", "allow_inert", "inert_code"}:
         return _kept(source, kind, text, made, exact=expected != "inert_code")
-    if expected in {"strip_keep_alt", "defang", "limit_images", "defang_and_no_unfurl"} or expected.startswith(
+    if expected == "limit_images":
+        shown = len(re.findall(r"<img " if kind == "html" else r"!\[[^\]]*\]\(<", made.text))
+        if shown > policy.max_images:
+            return f"{shown} images are shown"
+    if expected in {"strip_keep_alt", "limit_images", "defang", "defang_and_no_unfurl"} or expected.startswith(
         "defang"
     ):
         lost = _labels_lost(source, kind, text, made)
@@ -223,12 +234,11 @@ def _live(kind: str, out: str, policy: RenderPolicy) -> str:
             cell
             for row in rows
             for cell in row
-            if cell and cell.lstrip(" \"'")[:1] in _STARTS and cell[:1] != "'" and not _NUMBER.match(cell)
+            if cell and cell.lstrip(" \"'")[:1] in _STARTS and cell[:1] != "'" and not HARMLESS_CELL.match(cell)
         ]
         return f"a cell is a formula: {bad[0][:40]!r}" if bad else ""
     if kind in {"svg", "xml", "json", "yaml", "ipynb"}:
-        marks = out.replace(_NAMESPACE, "")
-        found = _REMOTE.search("".join(re.findall(r"<[^>]*>", marks)) if kind in {"svg", "xml"} else marks)
+        found = _REMOTE.search(_reaching(kind, out))
         return f"it reaches out: {found[0]!r}" if found else ""
     if _CONTROL.search(out) or (kind in {"log", "header"} and "\n" in out):
         return "a control character is left"
@@ -236,6 +246,21 @@ def _live(kind: str, out: str, policy: RenderPolicy) -> str:
         return "a TeX command is left"
     found_link = find_live(out)
     return f"a linkifier links {found_link!r}" if found_link else ""
+
+
+def _reaching(kind: str, out: str) -> str:
+    """What of a file a program would follow: not the words of an element, a value that is only data, or code."""
+    if kind in {"svg", "xml"}:
+        return "".join(re.findall(r"<[^>]*>", out.replace(_NAMESPACE, "")))
+    if kind == "ipynb":
+        cells: list[dict[str, Any]] = json.loads(out)["cells"] if out else []
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                cell["source"] = ""
+            elif cell["source"].startswith("```"):
+                cell["source"] = ""  # inert, and longer fenced than what it holds
+        return json.dumps(cells)
+    return "\n".join(_FETCHED.findall(out))
 
 
 def _third(out: str, urls: set[str]) -> str:
@@ -283,6 +308,8 @@ def _words(kind: str, text: str) -> str:
         )
     if kind in {"html", "email"}:
         return _tree_words(parse_html(text))
+    if kind == "csv":
+        return " ".join(cell for row in csv_rows(text) for cell in row)
     return _tree_words(parse_markdown(text)) if kind in {"markdown", "github"} else text
 
 
@@ -305,7 +332,7 @@ def _tree_words(blocks: list[tree.Block]) -> str:
 def _kept(source: str, kind: str, text: str, made: Rendered, *, exact: bool) -> str:
     if made.fell_back:
         return "it fell back to plain text"
-    before = _words(source, text).split() if source in {"markdown", "html"} else text.split()
+    before = _words(source, text).split() if source in {"markdown", "html", "csv"} else text.split()
     after = _words(kind, made.text).split()
     if before != after and defang(" ".join(before)) != " ".join(after):
         return f"the words changed: {' '.join(after)[:80]!r}"
@@ -360,35 +387,3 @@ def _file(name: str, expected: str, kind: str, text: str, guard: Guard) -> Outco
     got = ",".join(denial.reason for denial in denials) or "unchanged"
     wanted = not expected.startswith("allow")
     return Outcome(name, expected, got, "" if wanted == bool(denials) else f"expected {expected}")
-
-
-def office_sample(text: str) -> bytes:
-    """Build a small docx holding what `text` describes: a relationship, a field, or a formula."""
-    lower = text.lower()
-    found = re.search(r"[a-z]+:[^\s\"'<>]+|\\\\\\\\[^\s\"'<>]+", text)
-    target = (found[0] if found else "media/a.png").replace("&", "&amp;")
-    kinds = {
-        "attachedtemplate": "attachedTemplate",
-        "template": "attachedTemplate",
-        "ole": "oleObject",
-        "altchunk": "aFChunk",
-    }
-    kind = next((value for word, value in kinds.items() if word in lower), "image")
-    mode = ' TargetMode="External"' if "external" in lower or found else ""
-    field = re.search(r"(?i)\b(INCLUDEPICTURE|INCLUDETEXT|HYPERLINK|LINK|DDEAUTO|DDE|IMPORT)\b", text)
-    body = f"<w:instrText>{field[0]} x</w:instrText>" if field else "<w:t>words</w:t>"
-    ns = "http://schemas.openxmlformats.org"
-    rels = (
-        f'<Relationships xmlns="{ns}/package/2006/relationships"><Relationship Id="r1" '
-        f'Type="{ns}/officeDocument/2006/relationships/{kind}" Target="{target}"{mode}/></Relationships>'
-    )
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("[Content_Types].xml", f'<Types xmlns="{ns}/package/2006/content-types"/>')
-        archive.writestr(
-            "word/document.xml", f'<w:document xmlns:w="{ns}/wordprocessingml/2006/main">{body}</w:document>'
-        )
-        archive.writestr("word/_rels/document.xml.rels", rels)
-        if "macro" in lower or "vba" in lower:
-            archive.writestr("word/vbaProject.bin", b"\0")
-    return out.getvalue()

@@ -50,6 +50,8 @@ def emit(blocks: list[Block], words: Words = str) -> str:
 def _blocks(blocks: list[Block], out: list[str], words: Words) -> None:
     for block in blocks:
         if isinstance(block, Para):
+            if not block.inlines:
+                continue  # of a refused image without words nothing is left
             if block.tight:
                 _inlines(block.inlines, out, words)
                 out.append("\n")
@@ -62,7 +64,7 @@ def _blocks(blocks: list[Block], out: list[str], words: Words) -> None:
             _inlines(block.inlines, out, words)
             out.append(f"</h{block.level}>\n")
         elif isinstance(block, CodeBlock):
-            out.append(f"<pre><code>{escape(block.text)}</code></pre>\n")
+            out.append(f"<pre><code>{escape(words(block.text))}</code></pre>\n")
         elif isinstance(block, Quote):
             out.append("<blockquote>\n")
             _blocks(block.blocks, out, words)

@@ -42,18 +42,33 @@ _SAFE_MATH: Final = re.compile(
     r"(?:[0-9A-Za-z +\-*/=,()'^_{}|]|(?<![.])\.(?=[0-9])|\\[ ,;%&|{}]|\\(?P<cmd>[a-zA-Z]+)|[<>](?= ))+"
 )
 _TAG_INFO: Final = "text"
-_MENTION: Final = re.compile(r"(?<![\w/])@(?=\w)")
+# What is passed over comes first: an escape, a fence, a code span, a live URL. Emitted code spans have one backtick.
+_FORGE: Final = re.compile(
+    r"\\#(?=[0-9])|\\.|(?P<fence>`{3,})[^`\n]*\n(?s:.*?)\n[> \t]*(?P=fence)(?=\n|\Z)|`[^`\n]*`|<https?://[^>\n]*>|"
+    r"(?<![\w/])@(?=\w)"
+)
+_REPOSITORY: Final = re.compile(r"[\w.-]+/(?:[\w.-]|\\[._])+\Z")
 
 
 def emit(blocks: list[Block], *, mentions: bool = True) -> str:
     """Return a judged tree as Markdown that ends with a newline; empty when there is nothing.
 
-    Without `mentions`, the `@` of a name is broken too (forges notify people).
+    Without `mentions`, the `@` of a name is broken too (forges notify people), and the number of an issue of another
+    repository (its owner is told). Code stays as it is: forges do not look there.
     """
     text = "\n".join(_blocks(blocks))
     if not mentions:
-        text = _MENTION.sub("\\\\[at\\\\]", text)
+        text = _FORGE.sub(_unmention, text)
     return text + "\n" if text else ""
+
+
+def _unmention(match: re.Match[str]) -> str:
+    found = match[0]
+    if found == "@":
+        return "\\[at\\]"
+    if found == "\\#" and _REPOSITORY.search(match.string, max(0, match.start() - 160), match.start()):
+        return "\\[\\#\\]"
+    return found
 
 
 def _blocks(blocks: list[Block], *, tight: bool = False) -> list[str]:

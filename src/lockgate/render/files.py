@@ -18,7 +18,7 @@ from xml.parsers import expat
 
 from lockgate.render.bounds import MAX_DEPTH, TooComplex
 from lockgate.render.tables import SVG_ATTRIBUTES, SVG_TAGS
-from lockgate.render.visible import clean
+from lockgate.render.visible import clean, defang
 
 Report = Callable[[str, str], None]  # (what, the value that held a destination)
 
@@ -31,10 +31,23 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}\Z")
 _FETCHES: Final = re.compile(r"(?i)(?:[a-z][a-z0-9+.-]*:|//|\\\\|url\s*\(|@import)")
 _CHARS: Final = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): "&quot;", ord("\r"): "&#13;"}
 _BAD_XML: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_SCHEMA_KEYS: Final = frozenset({"$schema", "$id", "$dynamicRef", "$recursiveRef", "@context", "externalDocs"})
-_YAML_FETCH: Final = re.compile(r"(?im)^\s*(?:#\s*yaml-language-server:.*|[\"']?\$(?:schema|id)[\"']?\s*:.*|%TAG.*)$")
-_YAML_REF: Final = re.compile(r"(?im)([\"']?\$ref[\"']?\s*:\s*[\"']?)(?!#)\S+")
-_YAML_TAG: Final = re.compile(r"(?m)(^|[\s\[{,:-])!(?:!|<)[^\s]*")
+_SCHEMA_KEYS: Final = frozenset(
+    {"$schema", "$id", "$dynamicref", "$recursiveref", "$include", "$import", "@context", "externaldocs"}
+)
+_VALUE: Final = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,}\]]+)"
+# Whole lines that an editor or a parser reads: a comment that names a schema, a directive, a key of the block style.
+_YAML_FETCH: Final = re.compile(
+    r"(?im)^[ \t]*(?:#.*(?:yaml-language-server|\$?schema[ \t]*[:=]).*|%TAG.*|"
+    r"[\"']?\$(?:schema|id)[\"']?[ \t]*:[ \t]*\S.*)$"
+)
+_YAML_KEY: Final = re.compile(rf"(?i)[\"']?\$(?:schema|id)[\"']?[ \t]*:[ \t]+{_VALUE}[ \t]*,?")
+_YAML_REF: Final = re.compile(rf"(?i)([\"']?\$ref[\"']?[ \t]*:[ \t]+)(?![\"']?#){_VALUE}")
+_YAML_TAG: Final = re.compile(r"(?m)(^|[\s\[{,:-])!(?:<[^>\s]*>|[\w!/.:%+-]+)")
+# What is left of these is spelt in a way that only a YAML parser understands: over lines, escaped, as a complex key.
+_YAML_LEFT: Final = re.compile(
+    r"(?i)\$(?:schema|id)\b[\"']?[ \t]*(?::|$)|\$ref\b[\"']?[ \t]*(?!:[ \t]+[\"']?#)|\\(?:x|u00|U000000)24",
+    re.MULTILINE,
+)
 
 
 def svg(text: str, report: Report) -> str:
@@ -205,8 +218,9 @@ def _json(node: Any, report: Report, depth: int) -> Any:
         out: dict[str, Any] = {}
         for key, value in node.items():  # pyright: ignore[reportUnknownVariableType]
             name = str(key)  # pyright: ignore[reportUnknownArgumentType]
-            remote = name == "$ref" and not (isinstance(value, str) and value.startswith("#"))
-            if name in _SCHEMA_KEYS or remote:
+            remote = name.lower() == "$ref" and not (isinstance(value, str) and value.startswith("#"))
+            fetched = name.lower() == "extends" and isinstance(value, str) and _FETCHES.match(value)
+            if name.lower() in _SCHEMA_KEYS or remote or fetched:
                 report(name, str(value))  # pyright: ignore[reportUnknownArgumentType]
                 continue
             out[clean(name)[0]] = _json(value, report, depth + 1)
@@ -215,13 +229,25 @@ def _json(node: Any, report: Report, depth: int) -> Any:
 
 
 def yaml_file(text: str, report: Report) -> str:
-    """Return YAML text without schema comments, schema keys, remote references and tags."""
-    for pattern, what in ((_YAML_FETCH, "yaml_schema"), (_YAML_REF, "$ref"), (_YAML_TAG, "yaml_tag")):
+    """Return YAML text without schema comments, schema keys, remote references and tags.
+
+    Raises:
+        ValueError: one of them is written in a way that cannot be taken out by the line.
+
+    """
+    text = clean(text.replace("\r\n", "\n"))[0]
+    for pattern, what, instead in (
+        (_YAML_FETCH, "yaml_schema", ""),
+        (_YAML_KEY, "yaml_schema", ""),
+        (_YAML_REF, "$ref", r"\1'#'"),
+        (_YAML_TAG, "yaml_tag", r"\1"),
+    ):
         for match in pattern.finditer(text):
             report(what, match[0])
-    text = _YAML_FETCH.sub("", text)
-    text = _YAML_REF.sub(r"\1#", text)
-    return clean(_YAML_TAG.sub(r"\1", text))[0]
+        text = pattern.sub(instead, text)
+    if _YAML_LEFT.search(text):
+        raise ValueError("a schema or a reference is written in a way that only a YAML parser understands")
+    return text
 
 
 def notebook(text: str, report: Report, markdown: Callable[[str], str]) -> str:
@@ -247,7 +273,9 @@ def _cell(cell: dict[str, Any], report: Report, markdown: Callable[[str], str]) 
     if kind == "markdown":
         return {"cell_type": "markdown", "metadata": {}, "source": markdown(source)}
     if kind != "code":
-        return {"cell_type": "raw", "metadata": {}, "source": clean(source)[0]}
+        # Exporters copy a raw cell into the page as it is; a fence is longer than any run of backticks in it.
+        ticks = "`" * max(3, max(map(len, re.findall("`+", source)), default=0) + 1)
+        return {"cell_type": "markdown", "metadata": {}, "source": f"{ticks}\n{clean(source)[0]}\n{ticks}\n"}
     outputs = [made for one in cell.get("outputs") or [] if isinstance(one, dict) and (made := _output(one, report))]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return {
         "cell_type": "code",
@@ -261,24 +289,29 @@ def _cell(cell: dict[str, Any], report: Report, markdown: Callable[[str], str]) 
 def _output(output: dict[str, Any], report: Report) -> dict[str, Any] | None:
     kind = output.get("output_type")
     if kind == "stream":
-        return {"output_type": "stream", "name": "stdout", "text": clean(_joined(output.get("text")))[0]}
+        return {"output_type": "stream", "name": "stdout", "text": _shown(_joined(output.get("text")))}
     if kind == "error":
         return {
             "output_type": "stream",
             "name": "stderr",
-            "text": clean(f"{output.get('ename')}: {output.get('evalue')}\n")[0],
+            "text": _shown(f"{output.get('ename')}: {output.get('evalue')}\n"),
         }
     data: dict[str, Any] = output.get("data") or {}
     kept: dict[str, Any] = {}
     for mime, value in data.items():
         body = _joined(value)
         if mime == "text/plain":
-            kept[mime] = clean(body)[0]
+            kept[mime] = _shown(body)
         elif mime == "image/png" and _is_png(body):
             kept[mime] = body
         else:
             report(mime, body)
     return {"output_type": "display_data", "metadata": {}, "data": kept} if kept else None
+
+
+def _shown(text: str) -> str:
+    """Words of an output: a notebook's page makes links of what looks like one."""
+    return defang(clean(text)[0])
 
 
 def _joined(value: Any) -> str:

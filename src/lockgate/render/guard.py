@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypeVar
 
-from lockgate.contract.errors import ConfigError
+from lockgate.contract.errors import ConfigError, HostFault
 from lockgate.policy.canary import Needles
 from lockgate.render import chat, emit_html, emit_markdown, files, office, plain, selfcheck, tickets
 from lockgate.render.bounds import TooComplex, panicked
@@ -33,7 +33,11 @@ _WINDOW: Final = 8192
 _NOTICES: Final = 10
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{2}[^\s<>\"']{1,300}")
 _SEQUENCE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\\n)")
-_FORMULA: Final = re.compile(r"(?m)^[\s\"']*[=+@\uff1d\uff0b\uff20-][A-Za-z(@]")
+_T = TypeVar("_T")
+_CARD: Final = re.compile(
+    r"(?i)\"(?:adaptivecard|messagecard|application/vnd\.microsoft\.[a-z.]{0,20}card[a-z.]{0,20})\""
+)
+_FORMULA: Final = re.compile(r"(?m)^[^\S\n]{0,64}[\"']{0,8}[=+@\uff1d\uff0b\uff20-][A-Za-z(@]")
 
 
 class Guard:
@@ -49,8 +53,8 @@ class Guard:
     """
 
     def __init__(self, policy: RenderPolicy | None = None, provenance: Provenance | None = None) -> None:
-        self.policy = policy if policy is not None else RenderPolicy()
-        self.provenance = provenance if provenance is not None else Provenance()
+        self.policy: RenderPolicy = _is(policy if policy is not None else RenderPolicy(), RenderPolicy)
+        self.provenance: Provenance = _is(provenance if provenance is not None else Provenance(), Provenance)
         self.latched = False
         self._run_urls: set[str] = set()
         self._needles = Needles.of(self.policy.canaries)
@@ -126,13 +130,17 @@ class Guard:
         """One spreadsheet cell (CSV and xlsx), never a formula."""
         return self._words(text, "csv", lambda value: (plain.cell(value), 0))
 
-    def csv(self, rows: list[list[str]] | str | bytes) -> Rendered:
-        """A CSV file from rows, or from CSV text, every cell quoted and inert."""
-        if isinstance(rows, list):
-            return self._words(
-                "\n".join("\0".join(row) for row in rows), "csv", lambda _: ("".join(map(plain.csv_row, rows)), 0)
-            )
-        return self._words(rows, "csv", lambda value: ("".join(plain.csv_row(row) for row in _csv_rows(value)), 0))
+    def csv(self, rows: Sequence[Sequence[str | float | None]] | str | bytes) -> Rendered:
+        """A CSV file from rows, or from CSV text, every cell quoted and inert.
+
+        Raises:
+            ConfigError: `rows` is neither text nor rows of text, numbers and None.
+
+        """
+        if isinstance(rows, str | bytes):
+            return self._words(rows, "csv", lambda value: (_csv(plain.csv_rows(value)), 0))
+        table = [_row(row) for row in _many(rows)]
+        return self._words("\n".join("\0".join(row) for row in table), "csv", lambda _: (_csv(table), 0), whole=True)
 
     # ---- files -------------------------------------------------------------------------------------------------------
     def svg(self, text: str | bytes) -> Rendered:
@@ -157,7 +165,7 @@ class Guard:
 
     def office(self, data: bytes) -> tuple[Denial, ...]:
         """Inspect a docx, pptx, xlsx or ODF file; an empty answer lets it leave unchanged."""
-        found = office.refuse(data)
+        found = office.refuse(bytes(_is(data, bytes, bytearray, memoryview)))
         if found is None:
             return ()
         reason, where = found
@@ -198,12 +206,14 @@ class Guard:
 
     # ---- how ---------------------------------------------------------------------------------------------------------
     def _bounded(self, text: str | bytes) -> tuple[str, int]:
-        raw = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+        raw = text if isinstance(text, bytes) else _is(text, str).encode("utf-8", "backslashreplace")
         over = len(raw) - self.policy.max_bytes
         kept = raw if over <= 0 else raw[: self.policy.max_bytes]
         return kept.decode("utf-8", "backslashreplace" if over <= 0 else "ignore"), max(0, over)
 
     def _document(self, raw: str | bytes, sink: Sink, source: Source) -> Rendered:
+        if source not in {"markdown", "html"}:
+            raise ConfigError(f"there is no source {source!r}", next_step="use markdown or html")
         text, dropped = self._bounded(raw)
         if self._needles.hit(text):
             return self._withhold(sink)
@@ -226,7 +236,10 @@ class Guard:
         if sink == "teams":
             card = _card(text)
             if card is not None:
-                return Rendered(_dump(chat.rebuild_card(card, judge)), tuple(judge.denials))
+                try:
+                    return Rendered(_dump(chat.rebuild_card(card, judge)), tuple(judge.denials))
+                except TooComplex:
+                    as_plain = True
         try:
             blocks = _words_only(text, dropped) if as_plain else self._parse(text, source, judge)
             judge.blocks(blocks)
@@ -234,8 +247,10 @@ class Guard:
             as_plain = True
             blocks = _words_only(text, dropped)
             judge.blocks(blocks)
+        except HostFault:  # a missing extra is the host's fault, and says what to install
+            raise
         except BaseException as error:
-            if not panicked(error):
+            if not isinstance(error, Exception) and not panicked(error):
                 raise
             judge.denials.append(Denial("parser_failed", sink, "markup", severity="critical"))
             as_plain = True
@@ -264,8 +279,12 @@ class Guard:
             return selfcheck.check_markdown(out, approved)
         return selfcheck.check_html(out, approved) if sink in {"html", "email"} else None
 
-    def _words(self, raw: str | bytes, sink: Sink, method: Callable[[str], tuple[str, int]]) -> Rendered:
+    def _words(
+        self, raw: str | bytes, sink: Sink, method: Callable[[str], tuple[str, int]], *, whole: bool = False
+    ) -> Rendered:
         text, dropped = self._bounded(raw)
+        if dropped and whole:  # rows are cut nowhere
+            return Rendered("", (Denial("file_too_large", sink, "file"),), dropped, fell_back=True)
         if self._needles.hit(text):
             return self._withhold(sink)
         made, removed = method(text)
@@ -295,6 +314,26 @@ class Guard:
 
     def _cell_markdown(self, text: str) -> str:
         return self._emit(text, "github", "markdown", Budget(run_urls=self._run_urls)).text
+
+
+def _is(value: Any, *kinds: type[_T]) -> _T:
+    """Return `value`, or say what was expected."""
+    if isinstance(value, kinds):
+        return value
+    names = " or ".join(kind.__name__ for kind in kinds)
+    raise ConfigError(f"the guard was given a {type(value).__name__}", next_step=f"give it {names}")
+
+
+def _row(row: Any) -> list[str]:
+    return ["" if one is None else str(_is(one, str, int, float)) for one in _many(row)]
+
+
+def _many(value: Any) -> list[Any]:
+    return list(_is(value, list, tuple))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _csv(rows: list[list[str]]) -> str:
+    return "".join(map(plain.csv_row, rows))
 
 
 def _noticed(text: str, sink: str) -> list[Denial]:
@@ -345,21 +384,14 @@ def _dump(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False)
 
 
-def _card(text: str) -> dict[str, Any] | None:
-    if not text.lstrip().startswith("{"):
+def _card(text: str) -> Any:
+    """A card, or a message of a bot that holds one, or None when it is only text."""
+    if text.lstrip()[:1] not in {"{", "["} or _CARD.search(text) is None:
         return None
     try:
-        data: Any = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) and data.get("type") == "AdaptiveCard" else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-
-def _csv_rows(text: str) -> list[list[str]]:
-    import csv  # noqa: PLC0415
-    import io  # noqa: PLC0415
-
-    return [row for row in csv.reader(io.StringIO(text.replace("\0", ""))) if row]
 
 
 __all__ = ["Guard", "Source"]

@@ -45,6 +45,7 @@ _LABEL_URL: Final = re.compile(
 _WORDS: Final = (Text, Code, Math)
 _INLINE_BLOCKS: Final = (Para, Heading)
 MAX_INVISIBLE: Final = 8
+MAX_SPANS: Final = 4096  # in one paragraph or cell: the time of some clients' parsers grows with their square
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class Judge:
         self.approved: set[str] = set()
         self.denials: list[Denial] = []
         self.invisible = 0
+        self.spans = 0
 
     def deny(self, reason: str, kind: Literal["link", "image", "markup", "text"], host: str | None) -> None:
         """Note a denial."""
@@ -142,16 +144,20 @@ class Judge:
             raise TooComplex
         for block in blocks:
             if isinstance(block, _INLINE_BLOCKS):
-                block.inlines = self.inlines(block.inlines, depth)
+                block.inlines = self._whole(block.inlines, depth)
             elif isinstance(block, Quote):
                 self.blocks(block.blocks, depth + 1)
             elif isinstance(block, List):
                 for item in block.items:
                     self.blocks(item.blocks, depth + 1)
             elif isinstance(block, Table):
-                block.rows = [[self.inlines(cell, depth) for cell in row] for row in block.rows]
+                block.rows = [[self._whole(cell, depth) for cell in row] for row in block.rows]
             elif isinstance(block, CodeBlock):
                 block.text = self._clean(block.text)
+
+    def _whole(self, inlines: list[Inline], depth: int) -> list[Inline]:
+        self.spans = 0
+        return self.inlines(inlines, depth)
 
     def inlines(self, inlines: list[Inline], depth: int = 0) -> list[Inline]:
         """Return inline content in which every link and image may live."""
@@ -179,6 +185,9 @@ class Judge:
             elif isinstance(node, Link):
                 self._link(node, out, depth)
             else:
+                self.spans += 1
+                if self.spans > MAX_SPANS:
+                    raise TooComplex
                 node.inlines = self.inlines(node.inlines, depth + 1)
                 out.append(node)
         return out

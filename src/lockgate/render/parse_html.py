@@ -40,6 +40,12 @@ _SPANS: Final = {"em": "em", "i": "em", "cite": "em", "dfn": "em", "var": "em", 
 }  # fmt: skip
 KNOWN: Final = DROPPED | BLOCKS | INLINES | OTHER
 _TAG: Final = re.compile(r"<(/?)([A-Za-z][^\s/>\"'<]*)(?=[\s/>])")
+_ANY_TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)")
+# Elements that need no end tag.
+_OPEN: Final = frozenset(
+    "area base br col dd dt hr img input li link meta option p param source td th tr track wbr".split()  # noqa: SIM905
+)
+_DEEP: Final = 1000
 _FETCHES: Final = re.compile(r"(?i)(?:[a-z][a-z0-9+.-]*:|//|\\\\|url\s*\(|@import)")
 
 
@@ -64,6 +70,8 @@ def parse_html(text: str, found: Found | None = None) -> list[Block]:
 
     """
     parser = need("selectolax.lexbor")
+    if _too_deep(text):
+        raise TooComplex
     tree = parser.LexborHTMLParser(text.encode("utf-8", "replace").decode().replace("\0", "\ufffd"))
     builder = _Builder(found if found is not None else Found())
     head = tree.head
@@ -73,6 +81,20 @@ def parse_html(text: str, found: Found | None = None) -> list[Block]:
         builder.report(tree.body)
         builder.block_children(tree.body, builder.root, 0)
     return builder.root
+
+
+def _too_deep(text: str) -> bool:
+    """Whether elements stand in one another deeper than any tree may: the parser's time grows with depth times size."""
+    if text.count("<") < _DEEP:
+        return False
+    depth = 0
+    for match in _ANY_TAG.finditer(text):
+        if match[2].lower() in _OPEN:
+            continue
+        depth = max(0, depth - 1) if match[1] else depth + 1
+        if depth > _DEEP:
+            return True
+    return False
 
 
 class _Builder:
@@ -94,7 +116,7 @@ class _Builder:
             if one.tag == "-text":
                 if _FETCHES.search(one.text_content or ""):
                     self.found.markup.append((node.tag, one.text_content))
-            elif one.tag[:1].isalpha():
+            elif (one.tag or "")[:1].isalpha():
                 self.report(one)
 
     def _enter(self, depth: int) -> None:
@@ -113,7 +135,7 @@ class _Builder:
 
     def _block(self, node: Any, out: list[Block], run: list[Inline], depth: int) -> None:
         self._enter(depth)
-        tag = node.tag
+        tag = node.tag or ""  # lexbor has no name for some nodes of broken markup
         if tag == "-text" or not (tag in BLOCKS or tag in OTHER):
             if tag in INLINES and tag != "a" and _has_block(node):
                 _flush(run, out)
@@ -153,7 +175,7 @@ class _Builder:
         )
         child = node.child
         while child is not None:
-            if child.tag[:1].isalpha():
+            if (child.tag or "")[:1].isalpha():
                 self._enter(depth)
                 self.report(child)
                 item = Item()
@@ -210,7 +232,7 @@ class _Builder:
 
     def _inline(self, node: Any, out: list[Inline], depth: int) -> None:
         self._enter(depth)
-        tag = node.tag
+        tag = node.tag or ""
         if tag == "-text":
             text = re.sub(r"[ \t\r\n\f]+", " ", node.text_content or "")
             if text:

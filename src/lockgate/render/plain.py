@@ -11,8 +11,13 @@ from typing import Final
 
 from lockgate.render.visible import clean, defang, escape_controls
 
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,15}(?:[.,][0-9]{1,15})?(?:[eE][+-]?[0-9]{1,3})?%?\Z")
-_TRIGGERS: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20\u2212\t\r\n|%")
+# What no program calculates with: a number, with groups of thousands or not, or a telephone number in groups.
+HARMLESS_CELL: Final = re.compile(
+    r"[+-]?(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,3}(?:[. \u00a0][0-9]{3}){1,4})?(?:[.,][0-9]{1,15})?"
+    r"(?<=[0-9])(?:[eE][+-]?[0-9]{1,3})?[ \u00a0]?%?\Z|\+[0-9]{1,3}(?: \(?[0-9]{1,8}\)?){1,6}\Z|--?\Z"
+)
+_TRIGGERS: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20\u2212\ufe62\ufe63\ufe66\ufe6b\t\r\n")
+_QUOTES: Final = frozenset("\"'\u2018\u2019\u201c\u201d\u00ab\u00bb`")
 _TEX: Final = {ord(char): "\\" + char for char in "{}$&#%_"} | {
     ord(char): f"\\text{name}{{}}"
     for char, name in {
@@ -27,6 +32,7 @@ _TEX: Final = {ord(char): "\\" + char for char in "{}$&#%_"} | {
         "|": "bar",
     }.items()
 }
+_CELL: Final = re.compile(r'(?:"((?:[^"]++|"")*+)(?:"|\Z))?([^,\r\n]*)(,|\r\n|\r|\n|\Z)')
 CELL_CHARS: Final = 32_767  # of one spreadsheet cell
 HEADER_CHARS: Final = 200
 
@@ -54,16 +60,40 @@ def cell(value: str) -> str:
     Source: OWASP CSV injection; the first character counts after white space and quotes too.
     """
     cleaned = clean(value.replace("\r\n", "\n").replace("\r", "\n"))[0][:CELL_CHARS]
-    bare = cleaned.lstrip(" \u00a0\u3000\"'\ufeff")
-    if _NUMBER.match(cleaned):
+    if HARMLESS_CELL.match(cleaned):
         return cleaned
-    if cleaned[:1] in _TRIGGERS or bare[:1] in _TRIGGERS or value[:1] in _TRIGGERS:
+    if cleaned[:1] in _TRIGGERS or _first(cleaned) in _TRIGGERS or value[:1] in _TRIGGERS:
         return "'" + cleaned
     # A line inside a cell may become a cell of its own in a lenient reader.
     return "\n".join(
-        "'" + line if index and line.lstrip(" \"'")[:1] in _TRIGGERS else line
+        "'" + line if index and _first(line) in _TRIGGERS and not HARMLESS_CELL.match(line) else line
         for index, line in enumerate(cleaned.split("\n"))
     )
+
+
+def _first(line: str) -> str:
+    """The first character after white space and quotes."""
+    return next((char for char in line if not char.isspace() and char not in _QUOTES), "")
+
+
+def csv_rows(value: str) -> list[list[str]]:
+    """Read CSV (RFC 4180) leniently: any line end, an open quote runs to the end, empty lines are no rows."""
+    rows: list[list[str]] = []
+    row: list[str] = []
+    at = 0
+    while at < len(value):
+        match = _CELL.match(value, at)
+        if match is None:
+            break
+        row.append((match[1].replace('""', '"') if match[1] is not None else "") + match[2])
+        at = match.end()
+        if match[3] != ",":
+            if row != [""]:
+                rows.append(row)
+            row = []
+        elif at == len(value):
+            row.append("")
+    return [*rows, row] if row else rows
 
 
 def csv_row(values: list[str], delimiter: str = ",") -> str:
@@ -78,7 +108,7 @@ def latex(value: str) -> str:
 
 
 def header_value(value: str) -> str:
-    """One header value: visible ASCII and spaces, one line, 200 characters."""
-    cleaned = clean(escape_controls(value, line=True))[0]
+    """One header value: visible ASCII and spaces, one line, 200 characters; never an encoded word (RFC 2047)."""
+    cleaned = clean(escape_controls(value, line=True))[0].replace("=?", "= ?")
     one = " ".join(defang(cleaned).split())
     return "".join(c if " " <= c <= "~" else "?" for c in one)[:HEADER_CHARS]

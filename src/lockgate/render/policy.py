@@ -24,6 +24,7 @@ Sink = Literal[
     "json", "svg", "xml", "ipynb", "office", "latex", "header", "yaml",
 ]  # fmt: skip
 Origin = Literal["operator", "user", "field"]
+_ORIGINS: Final = ("operator", "user", "field")
 _MESSAGE_URL: Final = re.compile(r"https://[^\s<>\"'`]+")
 _EXACT: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}:[!#-;=?-\[\]_a-z~]{1,2000}\Z", re.IGNORECASE)
 _NEVER: Final = frozenset(
@@ -104,6 +105,9 @@ class RenderPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     check_every: int = 1
 
     def __post_init__(self) -> None:
+        rules: tuple[object, ...] = (*self.links, *self.images)
+        if any(type(rule) is not UrlRule for rule in rules):
+            raise ConfigError("a URL rule is no UrlRule", next_step="use RenderPolicy.of() for rules written as text")
         for url in self.exact:
             check_exact(url)
         if min(self.max_images, self.max_urls, self.max_run_urls, self.check_every) < 0 or self.max_bytes < 1:
@@ -119,6 +123,9 @@ class RenderPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             ConfigError: a rule or a cap is wrong.
 
         """
+        for name, many in {"links": links, "images": images, **rest}.items():
+            if isinstance(many, str):
+                raise ConfigError(f"{name} is one text", next_step=f'write a list: {name} = ["..."]')
         return cls(links=tuple(map(_rule, links)), images=tuple(map(_rule, images)), **rest)
 
     @classmethod
@@ -162,11 +169,20 @@ class Provenance:
 
     def __init__(self, operator: Iterable[str] = ()) -> None:
         self._known: dict[str, set[Origin]] = {}
-        for url in operator:
+        for url in [operator] if isinstance(operator, str) else operator:
             self.add(url, "operator")
 
     def add(self, url: str, origin: Origin) -> None:
-        """Remember one URL; what is not canonical https ASCII is never live and is not kept."""
+        """Remember one URL; what is not canonical https ASCII is never live and is not kept.
+
+        Raises:
+            ConfigError: `url` is no text, or there is no such origin.
+
+        """
+        if not isinstance(url, str) or origin not in _ORIGINS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                "a known URL is no text, or has no origin", next_step="give text, and one of " + ", ".join(_ORIGINS)
+            )
         if isinstance(Url.parse(url.encode("utf-8", "replace")), Url):
             self._known.setdefault(url, set()).add(origin)
 

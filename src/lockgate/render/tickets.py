@@ -16,6 +16,7 @@ from lockgate.render.tree import (
     Heading,
     Image,
     Inline,
+    Item,
     Link,
     List,
     Math,
@@ -50,21 +51,35 @@ def _block(block: Block) -> list[dict[str, Any]]:
     if isinstance(block, CodeBlock):
         return [{"type": "codeBlock", "content": [{"type": "text", "text": block.text or " "}]}]
     if isinstance(block, Quote):
-        return [{"type": "blockquote", "content": [_para([Text(words([child]))]) for child in block.blocks]}]
+        return [{"type": "blockquote", "content": [_lines(child) for child in block.blocks]}]
     if isinstance(block, List):
         kind = "bulletList" if block.start is None else "orderedList"
-        items = [
-            {"type": "listItem", "content": [one for child in item.blocks for one in _item(child)]}
-            for item in block.items
-        ]
-        return [{"type": kind, "content": items}]
+        items = [{"type": "listItem", "content": _item(item)} for item in block.items]
+        order = {"attrs": {"order": block.start}} if block.start not in {None, 1} else {}
+        return [{"type": kind, **order, "content": items}]
     if isinstance(block, Rule):
         return [{"type": "rule"}]
     return [_table(block)]
 
 
-def _item(block: Block) -> list[dict[str, Any]]:
-    return _block(block) if isinstance(block, Para | CodeBlock | List) else [_para([Text(words([block]))])]
+def _item(item: Item) -> list[dict[str, Any]]:
+    out = [
+        one
+        for child in item.blocks
+        for one in (_block(child) if isinstance(child, Para | CodeBlock | List) else [_lines(child)])
+    ]
+    if item.checked is None and out:
+        return out
+    box = "" if item.checked is None else "\u2611 " if item.checked else "\u2610 "
+    if not out or out[0]["type"] != "paragraph":
+        out.insert(0, {"type": "paragraph", "content": []})
+    out[0]["content"] = [*([_text(box, [])] if box else []), *out[0]["content"]]
+    return out
+
+
+def _lines(block: Block) -> dict[str, Any]:
+    """A paragraph of a block that has no place where it stands."""
+    return _para(block.inlines if isinstance(block, Para | Heading) else [Text(words([block]))])
 
 
 def _para(inlines: list[Inline]) -> dict[str, Any]:
@@ -83,7 +98,7 @@ def _inlines(inlines: list[Inline], marks: list[dict[str, Any]]) -> list[dict[st
     out: list[dict[str, Any]] = []
     for node in inlines:
         if isinstance(node, Text | Math):
-            out.append(_text(defang(node.text), marks))
+            out.append(_text(defang(plain([node])), marks))
         elif isinstance(node, Code):
             out.append(_text(node.text, [*marks, {"type": "code"}]))
         elif isinstance(node, Break):

@@ -119,8 +119,11 @@ def plain(inlines: list[Inline]) -> str:
     """Return the words of inline content, without what they are marked up as."""
     out: list[str] = []
     for node in inlines:
-        if isinstance(node, Text | Code | Math):
+        if isinstance(node, Text | Code):
             out.append(node.text)
+        elif isinstance(node, Math):
+            mark = "$$" if node.display else "$"  # what stands between may well be a price
+            out.append(f"{mark}{node.text}{mark}")
         elif isinstance(node, Break):
             out.append(" ")
         elif isinstance(node, Image):
