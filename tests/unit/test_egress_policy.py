@@ -265,6 +265,20 @@ def test_a_name_that_anybody_takes_for_an_hour_is_a_warning(entry: str, warned: 
     assert [one.reason for one in loaded.warnings] == ["multi_tenant_host"] * warned
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"allow": "\ud800"}, {"\ud800": 1}, {"mode": "\ud800"}, {"allow": ["\ud800.example:443"]},
+        {"model": [{"host": "a.example:443", "api": "anthropic", "operation": "\ud800"}]},
+    ],
+)  # fmt: skip
+def test_half_a_surrogate_pair_is_a_config_error(table: dict[str, object]) -> None:
+    """E1: JSON can hold it; every load error is typed."""
+    with pytest.raises(egress_entry.EgressConfigError) as caught:
+        EgressPolicy.from_data(table)
+    assert caught.value.reason in {"bad_config", "bad_host"}
+
+
 def test_the_tables_hold_canonical_names() -> None:
     words = [
         word for table in (registries.REGISTRIES, tenants.TENANTS) for text in table.values() for word in text.split()

@@ -190,10 +190,10 @@ def _texts(value: Any) -> Iterable[str]:
 
 def _fields(value: Any) -> Iterable[tuple[bytes, bytes]]:
     """Yield the fields of a request: a table, pairs, or lines."""
-    rows: list[Any] = list(cast("dict[str, Any]", value).items()) if isinstance(value, dict) else listed(value)
+    rows = [list(one) for one in cast("dict[str, Any]", value).items()] if isinstance(value, dict) else listed(value)
     for row in rows:
-        name, _, text = row.partition(":") if isinstance(row, str) else ("", "", "")
-        pair: Any = (name, text.strip()) if isinstance(row, str) else row
+        name, _, text = str(row).partition(":")
+        pair: list[Any] = [name, text.strip()] if isinstance(row, str) else listed(row)
         if len(pair) != 2:
             unrunnable("input.headers is no table, no list of pairs and no list of lines")
         yield bytes_of(str(pair[0])).lower(), bytes_of(str(pair[1]))
@@ -266,7 +266,7 @@ def _call(given: dict[str, Any]) -> Got:
 
     operations.operation(effect="read", max_result=100, labels=() if sink == "none" else (sink,))(send)
     scope = Scope(user="u", agent="a", tenant="t", expires=60.0, allow={"send": {}}).compile(operations.seal(), 0.0)
-    asked = request(scope, "send", msgspec.json.encode({"text": text}), 1.0)
+    asked = request(scope, "send", json.dumps({"text": text}).encode(), 1.0)
     verdict = authorize(WHO, msgspec.structs.replace(asked, seen=frozenset(seen)), scope)
     if verdict.effect == "allow":
         return Got("allow", "ok")

@@ -10,7 +10,7 @@ import hashlib
 import ipaddress
 import re
 import tomllib
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -67,6 +67,12 @@ def spec_of_data(data: object) -> EgressSpec:
         return msgspec.convert(data, EgressSpec)
     except msgspec.ValidationError as error:
         refuse("bad_config", f"[egress]: {error}", "allow is a list of host:port; see the reference of [egress]")
+    except UnicodeEncodeError:
+        _no_text()
+
+
+def _no_text() -> NoReturn:
+    refuse("bad_config", "[egress] holds half of a surrogate pair, which is no text", "write the table as UTF-8")
 
 
 def compile_spec(spec: EgressSpec) -> Compiled:
@@ -76,6 +82,10 @@ def compile_spec(spec: EgressSpec) -> Compiled:
         EgressConfigError: the first entry that fails.
 
     """
+    try:
+        canonical = _canonical(spec)
+    except UnicodeEncodeError:
+        _no_text()
     load = _Load(spec)
     for text in spec.allow:
         load.allow(text)
@@ -99,7 +109,7 @@ def compile_spec(spec: EgressSpec) -> Compiled:
         wild_endpoints=load.wild_endpoints,
         nat64=_nat64(spec.nat64_prefix),
         warnings=tuple(load.warnings),
-        hash=hashlib.sha256(b"lockgate/egress/1\0" + _canonical(spec)).hexdigest(),
+        hash=hashlib.sha256(b"lockgate/egress/1\0" + canonical).hexdigest(),
     )
 
 
