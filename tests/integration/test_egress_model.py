@@ -12,17 +12,12 @@ import pytest
 
 import lockgate as lg
 from egress_client import drain, reason, rows_until_now, tunnel
-from gate_fixtures import CONFIG
 from lockgate.egress import launch
 from lockgate.egress.bridge import Bridge
 from lockgate.egress.client import Control
-from lockgate.policy.egress_load import spec_of_text
-from model_vendor import ANTHROPIC_KEY, KEYS, OPENAI_KEY, OPERATIONS, Vendor, model_config
+from model_behind import run_and_gateway
+from model_vendor import ANTHROPIC_KEY, OPENAI_KEY, Vendor
 
-POLICY = """[egress]
-allow = ["api.anthropic.com:443", "api.openai.com:443"]
-model = [{ host = "api.anthropic.com:443", api = "anthropic" }, { host = "api.openai.com:443", api = "openai" }]
-"""
 QUESTION = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "capital?"}]}
 
 
@@ -53,18 +48,7 @@ class Scene:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     home = tmp_path_factory.mktemp("egress-model")
     vendor = Vendor()
-    (home / "egress_model_operations.py").write_text(OPERATIONS)
-    (home / "model-keys.toml").write_text(KEYS)
-    (home / "model-keys.toml").chmod(0o600)
-    text = CONFIG.replace("gate_test_operations", "egress_model_operations") + model_config(vendor.url)
-    (home / "lockgate.toml").write_text(text)
-    allow: dict[str, Any] = {"anthropic_messages": {}, "openai_chat": {}, "model_stream": {}}
-    scope = lg.Scope(user="u1", agent="atlas", tenant="t1", expires=lg.minutes(10), allow=allow)
-    with (
-        lg.sync.Gate(home) as gate,
-        gate.run_scope(scope) as run,
-        launch.start(spec_of_text(POLICY), home / "egress.db", nameservers=()) as gateway,
-    ):
+    with run_and_gateway(home, vendor, "egress_model_operations") as (run, gateway):
         yield Scene(home, vendor, run, gateway)
     vendor.close()
 

@@ -12,20 +12,13 @@ import anthropic
 import openai
 import pytest
 
-import lockgate as lg
 from egress_net import Forwarder
-from gate_fixtures import CONFIG
 from lockgate.audit import reader
-from lockgate.egress import launch
 from lockgate.egress.bridge import Bridge
 from lockgate.egress.client import Control
-from lockgate.policy.egress_load import spec_of_text
-from model_vendor import ANTHROPIC_KEY, KEYS, OPENAI_KEY, OPERATIONS, WORDS, Vendor, model_config
+from model_behind import run_and_gateway
+from model_vendor import ANTHROPIC_KEY, OPENAI_KEY, WORDS, Vendor
 
-POLICY = """[egress]
-allow = ["api.anthropic.com:443", "api.openai.com:443"]
-model = [{ host = "api.anthropic.com:443", api = "anthropic" }, { host = "api.openai.com:443", api = "openai" }]
-"""
 SAID = "".join(WORDS)
 MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
 NO_KEY: Any = {"Authorization": anthropic.omit, "X-Api-Key": anthropic.omit}
@@ -47,19 +40,7 @@ class Behind:
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     home = tmp_path_factory.mktemp("model-clients")
     vendor = Vendor()
-    (home / "model_clients_operations.py").write_text(OPERATIONS)
-    (home / "model-keys.toml").write_text(KEYS)
-    (home / "model-keys.toml").chmod(0o600)
-    text = CONFIG.replace("gate_test_operations", "model_clients_operations") + model_config(vendor.url)
-    (home / "lockgate.toml").write_text(text)
-    allow: dict[str, Any] = {"anthropic_messages": {}, "openai_chat": {}, "model_stream": {}}
-    scope = lg.Scope(user="u1", agent="atlas", tenant="t1", expires=lg.minutes(10), allow=allow)
-    with (
-        lg.sync.Gate(home) as gate,
-        gate.run_scope(scope) as run,
-        launch.start(spec_of_text(POLICY), home / "egress.db", nameservers=()) as gateway,
-        Bridge(run.try_call) as bridge,
-    ):
+    with run_and_gateway(home, vendor, "model_clients_operations") as (run, gateway), Bridge(run.try_call) as bridge:
         control = Control(gateway.control, broker=bridge.theirs)
         yield Behind(home, vendor, control.open(user="u1", agent="atlas", run="clients"))
         control.close()

