@@ -5,14 +5,9 @@ Rule 2: nothing runs before the handshake: fresh entropy into the kernel, its ge
         generator in this interpreter seeded anew. A clone that skipped it would draw the same bytes as all others.
 Rule 3: whatever goes wrong here ends PID 1, and with it the machine. There is no second lease.
 
-Descriptors from init: 3 = control, 4 = call. Where the machine has virtio sockets and no ports (argument "vsock") the
-agent listens on 52 (control) and 53 (call) instead: a listener survives a snapshot, a connection does not. It says its
-first line on a connection that it closes before the snapshot, and accepts one more on each for the lease.
-
 Control, to the host: before the lease one line, "R" + JSON ("F" and the reason when it cannot work). From the host:
-LEASE, its header, JSON of the bounds; then the bytes for the worker. To the host after the lease: frames, u8 kind, u32
-length, payload: "c" what the worker says on its control descriptor, "o" and "e" its two streams, "s" JSON {status, oom,
-refused, full} as this side sees the worker.
+LEASE, its header, JSON of the bounds; then the bytes for the worker. To the host after the lease: frames (control.py).
+The argument "vsock" says that the machine has virtio sockets and no ports.
 """
 
 import contextlib
@@ -23,7 +18,6 @@ import json
 import os
 import random
 import resource
-import select
 import signal
 import socket
 import struct
@@ -35,7 +29,13 @@ import types
 BOOT = "/tmp"  # noqa: S108 - where the build put this file; covered by an empty mount before anything else comes
 sys.path.insert(0, BOOT)
 
-from lockgate.kernel import caps_unsafe as caps  # noqa: E402 - placed in the image by the build
+from control import CALL, CONTROL, Vsock, frame, read_exactly, write_all  # noqa: E402 - placed in the image by the build
+from pump import Pump  # noqa: E402
+
+for _name in ("control", "pump"):  # a package that is preloaded may have one of these names
+    del sys.modules[_name]
+
+from lockgate.kernel import caps_unsafe as caps  # noqa: E402
 from lockgate.kernel import landlock_unsafe as landlock  # noqa: E402
 from lockgate.kernel import mounts_unsafe as mounts  # noqa: E402
 from lockgate.kernel import process_unsafe as process  # noqa: E402
@@ -43,12 +43,9 @@ from lockgate.kernel import seccomp  # noqa: E402
 from lockgate.kernel.seccomp_unsafe import Filter  # noqa: E402
 from lockgate.kernel.syscalls_unsafe import ARCH, call  # noqa: E402
 
-CONTROL, CALL = 3, 4
 LEASE = struct.Struct(">4sQI64s")  # magic, nanoseconds since the epoch, bytes of JSON, entropy
 MAGIC = b"LSE1"
 LEASE_BYTES = 64 * 1024
-FRAME = struct.Struct(">BI")
-PIECE = 64 * 1024  # a pipe of this size has 16 buffers; the port's queue cannot take many more in one splice
 RUN_DIR = "/run"
 GROUPS = "/proc"  # where init mounted them; they are in sight of this process alone
 NOBODY = 65534
@@ -56,41 +53,11 @@ NOFILE = 256
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207  # linux/random.h
 NO_SETUID_FIXUP = 1 << 2  # securebits: the change of ids keeps the capabilities, which drop_all then gives up
 PR_SET_SECUREBITS = 28
-FIONREAD = 0x541B
 WORKER_FAILED = 99
 MNT_DETACH = 2
 FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
 _exit = os._exit
-
-
-def read_exactly(fd, count):
-    """Return `count` bytes; the end of control before that is the end of the machine."""
-    parts = []
-    while count:
-        part = os.read(fd, min(count, 1 << 20))
-        if not part:
-            _exit(0)
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def write_all(fd, data):
-    """Write all of `data`."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def frame(kind, payload):
-    """Send one frame to the host."""
-    write_all(CONTROL, FRAME.pack(ord(kind), len(payload)) + payload)
-
-
-def waiting(fd):
-    """Return how many bytes a pipe holds."""
-    return struct.unpack("i", fcntl.ioctl(fd, FIONREAD, bytes(4)))[0]
 
 
 def load_guest():
@@ -107,48 +74,13 @@ def load_guest():
     return modules["runner"]
 
 
-class Vsock:
-    """The two listeners of a machine without ports; whoever connects is the host, nobody else can."""
-
-    def __init__(self):
-        self.listeners = []
-        for port in (52, 53):
-            one = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
-            one.bind((socket.VMADDR_CID_ANY, port))
-            one.listen(1)
-            self.listeners.append(one)
-
-    def greet(self, line):
-        """Say the first line, and see the connection to its end: nothing of it may be under way at the snapshot."""
-        stream = self.listeners[0].accept()[0]
-        with stream:
-            stream.sendall(line)
-            stream.shutdown(socket.SHUT_WR)
-            while stream.recv(4096):
-                pass
-
-    def connect(self):
-        """Accept the lease's two connections, as descriptors 3 and 4, and listen no more."""
-        streams = [one.accept()[0] for one in self.listeners]
-        for one in self.listeners:
-            one.close()
-        high = [fcntl.fcntl(one.detach(), fcntl.F_DUPFD, 64) for one in streams]
-        for target, fd in enumerate(high, CONTROL):
-            os.dup2(fd, target)
-            os.close(fd)
-
-
 class Agent:
     """One machine: what is warm, then its one lease."""
 
     def __init__(self, vsock):
         self.step = "start"
         self.groups = -1
-        self.vsock = None
-        if vsock:
-            for fd in (CONTROL, CALL):  # taken, so that nothing else lands there
-                os.dup2(0, fd)
-            self.vsock = Vsock()
+        self.vsock = Vsock() if vsock else None
 
     # ---- before the snapshot -------------------------------------------------------------------------------------
     def prepare(self):
@@ -329,7 +261,7 @@ class Agent:
                 _exit(WORKER_FAILED)
         for fd in (theirs.detach(), out_w, err_w, CALL):
             os.close(fd)
-        Pump(self, child, ours, {out_r: "o", err_r: "e"}).run()
+        Pump(self.status, child, ours, {out_r: "o", err_r: "e"}).run()
         raise AssertionError
 
     def status(self, status):
@@ -340,112 +272,6 @@ class Agent:
             full = disk.f_bfree == 0 or disk.f_ffree == 0
         oom, refused = self.counter("memory.events", "oom_kill"), self.counter("pids.events", "max")
         frame("s", json.dumps({"status": status, "oom": oom, "refused": refused, "full": full}).encode())
-
-
-class Pump:
-    """The agent after the fork: moves bytes between the worker and the host, reaps, and reports the worker's end."""
-
-    def __init__(self, agent, child, worker, streams):
-        self.agent = agent
-        self.child = child
-        self.worker = worker
-        self.streams = streams
-        self.told = False
-        self.ready = False
-        self.wake = os.pipe()
-        for fd in (*streams, *self.wake):
-            os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
-        self.poll = select.poll()
-        for fd in (CONTROL, worker.fileno(), self.wake[0], *streams):
-            self.poll.register(fd, select.POLLIN)
-
-    def run(self):
-        """Move bytes until the host ends this machine."""
-        self.reap()
-        while True:
-            for fd, _ in self.poll.poll():
-                if fd == CONTROL:
-                    self.from_host()
-                elif fd == self.wake[0]:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(fd, 4096)
-                    self.reap()
-                elif fd in self.streams:
-                    self.drain(fd)
-                elif self.worker is not None and fd == self.worker.fileno():
-                    self.from_worker()
-
-    def from_host(self):
-        """Bytes for the worker; the end of control is the end of the machine."""
-        data = os.read(CONTROL, PIECE)
-        if not data:
-            _exit(0)
-        if self.worker is not None:
-            with contextlib.suppress(OSError):  # a dead worker: reap() tells
-                self.worker.sendall(data)
-
-    def drain(self, fd, *, whole=False):
-        """Pass one piece of a stream on, or all that is in it."""
-        while True:
-            count = min(waiting(fd), PIECE)
-            if not count:
-                if self.ended(fd):
-                    self.poll.unregister(fd)
-                    del self.streams[fd]
-                return
-            # From the pipe to the port without a copy: a flood costs the emulated processor least this way.
-            write_all(CONTROL, FRAME.pack(ord(self.streams[fd]), count))
-            while count:
-                count -= os.splice(fd, CONTROL, count)
-            if not whole:
-                return
-
-    @staticmethod
-    def ended(fd):
-        """Whether an empty pipe has no writer any more."""
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return any(mask & select.POLLHUP and not mask & select.POLLIN for _, mask in poll.poll(0))
-
-    def drain_all(self):
-        """Pass on what the streams hold: a result must not overtake the output that was written before it."""
-        for fd in list(self.streams):
-            self.drain(fd, whole=True)
-
-    def from_worker(self):
-        """What the worker says; its first words are the end of the handshake, all later ones its result."""
-        try:
-            data = self.worker.recv(PIECE)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self.poll.unregister(self.worker.fileno())
-            self.worker.close()
-            self.worker = None
-            return
-        if self.ready and not self.told:
-            self.told = True
-            self.drain_all()
-            self.agent.status(None)
-        self.ready = True
-        frame("c", data)
-
-    def reap(self):
-        """Reap whatever ended; the worker's end is told once."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self.child:
-                while self.worker is not None:
-                    self.from_worker()  # what it said before it ended
-                self.drain_all()
-                self.agent.status(status)
 
 
 def main():

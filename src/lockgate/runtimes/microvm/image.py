@@ -141,7 +141,8 @@ def _agent(settings: dict[str, object]) -> dict[str, bytes]:
     """Return our own files by their place below /tmp, which the agent covers before any run."""
     guest = container_plan.guest_directory()
     package = Path(__file__).resolve().parents[2]
-    files = {"agent.py": guest / "microvm" / "agent.py", "lockgate/__init__.py": package / "kernel" / "__init__.py"}
+    files = {f"{name}.py": guest / "microvm" / f"{name}.py" for name in ("agent", "control", "pump")}
+    files["lockgate/__init__.py"] = package / "kernel" / "__init__.py"
     files |= {f"guest/{name}.py": guest / f"{name}.py" for name in ("values", "host", "runner")}
     files |= {f"lockgate/kernel/{name}.py": package / "kernel" / f"{name}.py" for name in _KERNEL_MODULES}
     content = {name: path.read_bytes() for name, path in files.items()}
