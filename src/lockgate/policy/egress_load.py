@@ -150,7 +150,7 @@ class _Load:
             key = (host.text, entry.port)
             self.exact.setdefault(key, Verdict(True, "ok", f"allow {text}"))
             if kind is not None:
-                self.endpoints[key] = EndpointRules(text, (RuleSpec(method=_READS, path="/*", query=("*",)),))
+                self.endpoints[key] = _read_only(text)
         self._entries.append(entry)
 
     def _check_wildcard(self, entry: Entry) -> None:
@@ -194,6 +194,7 @@ class _Load:
         if host is None:
             refuse("too_broad", f"{quoted(text)}: a private entry names one host", "name the hosts", text)
         check_listable(text, host)
+        self._check_registry(text, registry(host.text), wildcard=False)
         packed = host.packed
         given = spec.addresses if packed is None else (host.text.strip("[]"), *spec.addresses)
         if not given:
@@ -209,6 +210,9 @@ class _Load:
         key = (host.text, entry.port)
         self.exact[key] = Verdict(True, "ok", f"private {text}")
         self.pinned[key] = pins
+        if registry(host.text) is not None:
+            self.endpoints[key] = _read_only(text)
+        self._entries.append(entry)
 
     def model(self, spec: ModelSpec) -> None:
         entry = parse_entry(spec.host)
@@ -274,6 +278,10 @@ class _Load:
             if self.spec.strict:
                 refuse("multi_tenant_host", text, "add endpoint rules with methods and paths", entry.text)
             self.warnings.append(LoadWarning("multi_tenant_host", entry.text, text))
+
+
+def _read_only(entry: str) -> EndpointRules:
+    return EndpointRules(entry, (RuleSpec(method=_READS, path="/*", query=("*",)),))
 
 
 def _check_rule(entry: str, rule: RuleSpec) -> None:
