@@ -81,6 +81,7 @@ RULE = UrlRule.parse("https://hooks.partner.example/in/*", query=("v",))
         ("https://hooks.partner.example/in/a;b", "path_not_canonical"),
         ("https://hooks.partner.example/in/a#x", "fragment"),
         ("https://hooks.partner.example/in/a?w=1", "arg_query_not_declared"),
+        ("https://hooks.partner.example/in/a?v=1;w=1", "arg_query_not_declared"),
         ("https://hooks.partner.example/in/a?", "arg_query_not_declared"),
         ("https://hooks.partner.example/in/a?v=https://b.example", "nested_url"),
         ("https://hooks.partner.example/in/a?v=https%3A%2F%2Fb.example", "nested_url"),

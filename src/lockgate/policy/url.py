@@ -111,10 +111,10 @@ class Url(_Frozen):
 
     @property
     def query_names(self) -> tuple[str, ...]:
-        """The names in the query, undecoded, in their order."""
+        """The names in the query, undecoded, in their order; some servers end a pair at a semicolon, too."""
         if not self.query:
             return ()
-        return tuple(part.partition("=")[0] for part in self.query.split("&"))
+        return tuple(part.partition("=")[0] for part in re.split(r"[&;]", self.query))
 
     def __str__(self) -> str:
         return self.text
