@@ -136,6 +136,19 @@ def test_upgrades() -> None:
     assert ask(to="open.partner.example:443", target="/x", fields=upgrade) == (False, "upgrade_denied")
 
 
+def test_a_path_need_not_be_canonical_where_no_rule_is_about_paths() -> None:
+    """E1: mirrors and old servers have such paths; where every path is allowed, two readings are both allowed."""
+    for target in ("/debian//dists", "/a;v=1/b", "/x/%2e%2e/y", "/a%2fb"):
+        assert ask(to="open.partner.example:443", target=target) == (True, "ok"), target
+        assert ask(to="plain.partner.example:80", target=f"/pub{target}") == (False, "path_not_canonical"), target
+
+
+def test_fields_that_steer_are_refused_in_each_version() -> None:
+    """E2: a request of HTTP/2 is not read by the front that knows them."""
+    for name in (b"x-unix-socket", b"x-forwarded-host", b"x_original_url", b"forwarded", b"x-lockgate-run"):
+        assert ask(fields=((name, b"x"),), http="2") == (False, "forbidden_header"), name
+
+
 def test_what_no_rule_can_let_through() -> None:
     assert ask(target="https://evil.test/x") == (False, "absolute_form_in_tunnel")
     assert ask(target="x") == (False, "bad_request")

@@ -60,7 +60,7 @@ def _front(policy: EgressPolicy, data: bytes) -> Got:
         if isinstance(event, http_front.Request) and event.verdict is not None:
             verdicts.append("allow")
             asked = _plain(event.head)
-            judged = None if asked is None or policy.rules_for(asked.connect) is None else judge(policy, asked)
+            judged = None if asked is None else judge(policy, asked)
             if judged is not None and not judged.allow:
                 verdicts[-1] = "deny"
                 result = got(judged)

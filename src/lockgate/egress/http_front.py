@@ -19,9 +19,9 @@ from typing import Final, Literal
 import msgspec
 
 from lockgate.egress.body import Framing
-from lockgate.egress.steering import steers
 from lockgate.policy.egress import Ask, How, Verdict
 from lockgate.policy.host import Endpoint, Host, Refusal, parse_port
+from lockgate.policy.steering import steers
 
 HEAD_BYTES: Final = 16 * 1024
 MAX_FIELDS: Final = 100

@@ -22,6 +22,7 @@ from lockgate.policy.egress_reasons import EgressReason
 from lockgate.policy.egress_spec import RuleSpec
 from lockgate.policy.host import Endpoint, Host, Refusal
 from lockgate.policy.model_rules import judge_model
+from lockgate.policy.steering import steers
 from lockgate.policy.url import canonical_path, under
 
 Fields = tuple[tuple[bytes, bytes], ...]
@@ -30,9 +31,6 @@ _TARGET: Final = re.compile(rb"(/[^?#]*)(?:\?([^#]*))?\Z")
 _PRINTABLE: Final = re.compile(rb"[\x21-\x7e]+\Z")
 _ENCODED_NAME: Final = re.compile(r"[%+]")
 _IDENTITY: Final = frozenset((b"", b"identity"))
-_STEERING: Final = re.compile(
-    rb"x-(?:http-)?method(?:-override)?\Z|x-original-.*|x-rewrite-.*|x-forwarded-.*|forwarded\Z"
-)
 
 
 class Intercepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +68,7 @@ def needs_body(policy: EgressPolicy, endpoint: Endpoint) -> bool:
 def judge(policy: EgressPolicy, asked: Intercepted) -> Verdict:
     """Decide on one request. Pure and total.
 
-    A host without rules is decided by its authority and its upgrades alone.
+    A host without rules (plain http) is decided by its authority, its upgrades and whether its body can be searched.
     """
     rules = policy.rules_for(asked.connect)
     entry = None if rules is None else f"{'model' if rules.model else 'endpoint'} {rules.entry}"
@@ -82,7 +80,7 @@ def judge(policy: EgressPolicy, asked: Intercepted) -> Verdict:
     if refused is None:
         refused = _upgrade(rules, asked)
     if refused is None:
-        refused = _head(asked)
+        refused = _head(asked, ruled=rules is not None)
     if refused is not None:
         return _deny(refused, entry)
     if rules is None:
@@ -145,13 +143,14 @@ def _upgrade(rules: EndpointRules | None, asked: Intercepted) -> Refusal | None:
     return Refusal("upgrade_denied", "the protocol may not be changed here")
 
 
-def _head(asked: Intercepted) -> Refusal | None:
-    if any(_STEERING.match(name) for name, _ in asked.fields):
+def _head(asked: Intercepted, *, ruled: bool) -> Refusal | None:
+    """Refuse what no rule lets through. `ruled`: paths are told apart here, so a path must have one reading."""
+    if any(steers(name.replace(b"_", b"-")) for name, _ in asked.fields):
         return Refusal("forbidden_header", "a field would choose the method or the path")
     parts = _TARGET.match(asked.target)
     if asked.target != b"*" and (parts is None or not _PRINTABLE.match(asked.target)):
         return Refusal("path_not_canonical", "the target is not a plain path")
-    if parts is not None and not canonical_path(parts[1].decode("ascii")):
+    if ruled and parts is not None and not canonical_path(parts[1].decode("ascii")):
         return Refusal("path_not_canonical", "the path can be read in two ways")
     if any(name == b"content-encoding" and value.strip().lower() not in _IDENTITY for name, value in asked.fields):
         return Refusal("opaque_body", "an encoded body cannot be judged")
