@@ -73,10 +73,26 @@ def test_selectors_and_joiners_carry_no_bits_between_letters(text: str) -> None:
         "❤\ufe0f ☎\ufe0f 〰\ufe0f ©\ufe0f",
         "🏳\ufe0f\u200d🌈 👩\u200d⚕\ufe0f",
         "می\u200cخواهم",
+        "ന്\u200d",
     ],
 )
 def test_pictures_and_joining_scripts_stay(text: str) -> None:
     assert guard().text(text).text == text
+
+
+PROGRAM = 'File "/a/setup.py", line 3: self.data.id\nmain.rs:12:5 df.map(x) README.md numpy-1.2.zip'
+
+
+def test_files_and_fields_stay_where_programs_are_shown() -> None:
+    """E5: no terminal, and no code element of a chat, links a name without a scheme; a URL's own dots stay broken."""
+    assert guard().terminal(PROGRAM).text == PROGRAM
+    assert guard().log_line(PROGRAM.replace("\n", " ")).text == PROGRAM.replace("\n", " ")
+    for made in (guard().slack(f"```\n{PROGRAM}\n```"), guard().teams(f"`{PROGRAM.splitlines()[1]}`")):
+        assert "main.rs:12:5 df.map(x) README.md" in json.dumps(made.data.get("blocks") or made.data["body"])
+    hostile = "https://evil.py/x www.evil.name a@evil.name evil.sh/x evil.com ftp://evil.id"
+    assert guard().terminal(hostile).text == guard().text(hostile).text
+    assert find_live(guard().terminal(hostile).text) is None
+    assert guard().text("setup.py").text == "setup[.]py"
 
 
 def _cells(text: str) -> list[list[str]]:

@@ -54,7 +54,7 @@ def slack(blocks: list[Block]) -> dict[str, Any]:
 def _slack_blocks(blocks: list[Block], out: list[dict[str, Any]]) -> None:
     for block in blocks:
         if isinstance(block, CodeBlock):
-            out.append({"type": "rich_text_preformatted", "elements": [_slack_text(block.text or " ", {})]})
+            out.append({"type": "rich_text_preformatted", "elements": [_slack_text(block.text or " ", {}, code=True)]})
         elif isinstance(block, Quote):
             inner = [part for child in _flat(block.blocks) for part in _slack_inlines(child, {})]
             out.append({"type": "rich_text_quote", "elements": inner or [_slack_text(" ", {})]})
@@ -100,8 +100,8 @@ def _slack_inlines(inlines: list[Inline], style: dict[str, bool]) -> list[dict[s
     return [one for one in out if one["text"]]
 
 
-def _slack_text(text: str, style: dict[str, bool]) -> dict[str, Any]:
-    shown = defang(text)
+def _slack_text(text: str, style: dict[str, bool], *, code: bool = False) -> dict[str, Any]:
+    shown = defang(text, code=code or "code" in style)
     return {"type": "text", "text": shown, "style": style} if style else {"type": "text", "text": shown}
 
 
@@ -154,7 +154,7 @@ def _rich(inlines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _run(text: str, *, mono: bool = False, bold: bool = False) -> dict[str, Any]:
-    run: dict[str, Any] = {"type": "TextRun", "text": defang(text)}
+    run: dict[str, Any] = {"type": "TextRun", "text": defang(text, code=mono)}
     if mono:
         run["fontType"] = "Monospace"
     if bold:

@@ -244,7 +244,7 @@ def _live(kind: str, out: str, policy: RenderPolicy) -> str:
         return "a control character is left"
     if kind == "latex" and re.search(r"\\(?!text|[{}$&#%_])", out):
         return "a TeX command is left"
-    found_link = find_live(out)
+    found_link = find_live(out, code=kind in {"terminal", "log"})
     return f"a linkifier links {found_link!r}" if found_link else ""
 
 
@@ -269,24 +269,26 @@ def _third(out: str, urls: set[str]) -> str:
     return f"a link is live: {found[0]!r}" if found else ""
 
 
-def _live_json(node: Any, kind: str, policy: RenderPolicy, key: str = "") -> str:
+def _live_json(node: Any, kind: str, policy: RenderPolicy, key: str = "", *, loose: bool = False) -> str:
     if isinstance(node, dict):
         fields: dict[str, Any] = node  # pyright: ignore[reportUnknownVariableType]
         if kind == "slack" and "blocks" in fields and (fields.get("unfurl_links") or fields.get("unfurl_media")):
             return "unfurling is on"
         code = fields.get("type") == "codeBlock" or {"type": "code"} in (fields.get("marks") or [])
+        style: dict[str, Any] = fields.get("style") or {}
+        shown = loose or fields.get("type") == "rich_text_preformatted" or "code" in style or "fontType" in fields
         for name, value in fields.items():
-            found = "" if code and name in {"text", "content"} else _live_json(value, kind, policy, name)
+            found = "" if code and name in {"text", "content"} else _live_json(value, kind, policy, name, loose=shown)
             if found:
                 return found
         return ""
     if isinstance(node, list):
-        return next((found for one in node if (found := _live_json(one, kind, policy, key))), "")  # pyright: ignore[reportUnknownVariableType]
+        return next((found for one in node if (found := _live_json(one, kind, policy, key, loose=loose))), "")  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(node, str):
         return ""
     if key in {"url", "href", "iconUrl", "backgroundImage", "image_url", "thumb_url", "src", "poster"}:
         return "" if _approved([node], kind, policy) else f"{key} is live"
-    found_link = find_live(node)
+    found_link = find_live(node, code=loose)
     return f"a linkifier links {found_link!r}" if found_link else ""
 
 

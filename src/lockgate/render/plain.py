@@ -45,13 +45,14 @@ def text(value: str) -> tuple[str, int]:
 
 def terminal(value: str) -> tuple[str, int]:
     """Text for a terminal: every control but newline and tab is visible, no escape sequence survives."""
-    return text(value)
+    cleaned, removed = clean(escape_controls(value))
+    return defang(cleaned, code=True), removed
 
 
 def log_line(value: str) -> tuple[str, int]:
     """One record on one line."""
     cleaned, removed = clean(escape_controls(value, line=True))
-    return defang(cleaned), removed
+    return defang(cleaned, code=True), removed
 
 
 def cell(value: str) -> str:

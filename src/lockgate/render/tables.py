@@ -57,6 +57,17 @@ ts vi vm zip
 """.split()
 )
 
+# Top-level domains that are fields and methods first where programs are shown: `user.name`, `df.map(...)`.
+FIELDS: Final = frozenset(
+    """
+all at build call cat click data date direct do domains download email events exchange fail foo global graphics group
+id in info int is it jobs like link live map media menu mobile name network new news now one open page parts pay phone
+photos pid pin place play plus post press property pub read report rest review room run safe save search secure
+security select services show site space store stream style support systems tab team test to tools top total trade
+video vote watch work zone
+""".split()
+)
+
 # HTML elements with a place in the tree.
 OTHER: Final = frozenset(
     """

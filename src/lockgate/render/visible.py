@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import Final, Literal
-from unicodedata import category
+from unicodedata import category, combining
 
+from lockgate.render.tables import ENDINGS, FIELDS
 from lockgate.render.tlds import TLDS
 
 # Default-ignorable, format, bidirectional and control characters, variation selectors, tags, fillers, private use.
@@ -40,6 +41,9 @@ _SCHEME_BEFORE: Final = re.compile(rf"(?<![0-9A-Za-z])(?:{SCHEMES})\Z", re.IGNOR
 _DATA_URL: Final = re.compile(r"[\w.+-]{0,40}[/,;]")
 _TRIGGER: Final = re.compile(r"[:@.\u3002\uff0e\uff61]|//|\\\\")
 _LABEL: Final = re.compile(r"[0-9A-Za-z-]+")
+_PROGRAM: Final = ENDINGS | FIELDS
+_NAME_CHARS: Final = 253  # of a host name (RFC 1035 section 2.3.4)
+_VIRAMA: Final = 9  # canonical combining class (UAX 44)
 _FULL_STOPS: Final = frozenset("\u3002\uff0e\uff61")
 _LABEL_CHARS: Final = 64  # RFC 1035 section 2.3.4, and one to see that it is longer
 _WINDOW: Final = 40  # longest scheme name that is looked for, and then some
@@ -68,7 +72,12 @@ def clean(text: str) -> tuple[str, int]:
             picture = text[at - 2 : at - 1] if before == "\ufe0f" else before
             if _EMOJI.match(picture):
                 return char
-        if char in "\u200c\u200d" and _JOINING.match(before) and _JOINING.match(after):
+        # A joiner behind the sign that kills a vowel decides on the letter's form, at the end of a word too.
+        if (
+            char in "\u200c\u200d"
+            and _JOINING.match(before)
+            and (_JOINING.match(after) or combining(before) == _VIRAMA)
+        ):
             return char
         removed += 1
         return " " if char in "\u2028\u2029" else ""
@@ -129,15 +138,18 @@ def wide_tlds() -> frozenset[str]:
     return frozenset(name[4:].encode().decode("punycode") for name in TLDS if name.startswith("xn--"))
 
 
-def defang(text: str) -> str:
-    """Break every URL, `www.` name, address and host name visibly: `https[:]//`, `[at]`, `evil[.]com`."""
+def defang(text: str, *, code: bool = False) -> str:
+    """Break every URL, `www.` name, address and host name visibly: `https[:]//`, `[at]`, `evil[.]com`.
+
+    Where `code` is shown nothing links a bare name: `setup.py` and `user.name` stay.
+    """
 
     def mark(match: re.Match[str]) -> str:
         start = match.start()
         if len(match[0]) == 2:
             return f"[{match[0]}]" if _double(text, start) else match[0]
         kind = live_at(text, start)
-        if kind is None:
+        if kind is None or (code and kind == "dot" and _of_program(text, start)):
             return match[0]
         return {"colon": "[:]", "at": "[at]"}.get(kind, "[.]")
 
@@ -151,11 +163,27 @@ def _double(text: str, at: int) -> bool:
     return not (before.isalnum() or before in ":/\\]") and not (after.isspace() or after in "/\\]")
 
 
-def find_live(text: str) -> str | None:
+def _of_program(text: str, at: int) -> bool:
+    """Whether the dot at `at` stands before a file ending or a field, in no URL and no address."""
+    label = _LABEL.match(text, at + 1)
+    if label is None or label[0].lower() not in _PROGRAM or not text[at - 1 : at].isascii():
+        return False
+    if text[label.end() : label.end() + 1] in {"/", "\\", "@"}:
+        return False
+    words = text[max(0, at - _NAME_CHARS) : at].split()
+    return not words or not any(mark in words[-1] for mark in ("//", "\\\\", "@", "www."))
+
+
+def find_live(text: str, *, code: bool = False) -> str | None:
     """Return the first thing in plain text that a linkifier may take for a link, or None."""
     for match in _TRIGGER.finditer(text):
         start = match.start()
-        if _double(text, start) if len(match[0]) == 2 else live_at(text, start) is not None:
+        if len(match[0]) == 2:
+            found = _double(text, start)
+        else:
+            kind = live_at(text, start)
+            found = kind is not None and not (code and kind == "dot" and _of_program(text, start))
+        if found:
             return text[max(0, start - 16) : start + 17]
     return None
 
