@@ -185,6 +185,29 @@ def test_a_rule_that_reads_two_ways_is_an_error(rule: dict[str, Any]) -> None:
         ({"wildcard_dns": -1}, "bad_config"),
         ({"limits": {"requests": -1}}, "bad_config"),
         ({"private": [{"host": "10.0.0.6:443", "addresses": ["10.0.0.7"]}]}, "bad_config"),
+        (
+            {
+                "private": [
+                    {"host": "a.corp.example:443", "addresses": ["10.0.0.7"]},
+                    {"host": "A.corp.example.:443", "addresses": ["10.0.0.8"]},
+                ]
+            },
+            "bad_config",
+        ),
+        (
+            {"model": [{"host": "m.example:443", "api": "anthropic"}, {"host": "m.example:443", "api": "openai"}]},
+            "bad_config",
+        ),
+        (
+            {
+                "allow": ["a.example:443"],
+                "endpoint": [
+                    {"host": "a.example:443", "rules": [{"method": ["GET"], "path": "/a/*"}]},
+                    {"host": "A.example:443", "rules": [{"method": ["GET"], "path": "/b/*"}]},
+                ],
+            },
+            "bad_endpoint_rule",
+        ),
         ({"private": [{"host": "pypi.org:443", "addresses": ["151.101.0.223"]}]}, "registry_at_runtime"),
         ({"private": [{"host": "*.corp.example:443", "addresses": ["10.0.0.7"]}]}, "too_broad"),
     ],

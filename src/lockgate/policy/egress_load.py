@@ -130,6 +130,7 @@ class _Load:
         self.wild_endpoints: dict[tuple[str, int], EndpointRules] = {}
         self.warnings: list[LoadWarning] = []
         self._entries: list[Entry] = []
+        self._ruled: set[tuple[bool, str, int]] = set()
 
     def allow(self, text: str) -> None:
         entry = parse_entry(text)
@@ -208,6 +209,8 @@ class _Load:
         if packed is not None and pins != frozenset((packed,)):
             refuse("bad_config", f"{quoted(text)} is an address and pins another one", "leave addresses out", text)
         key = (host.text, entry.port)
+        if self.pinned.get(key, pins) != pins:
+            refuse("bad_config", f"{quoted(text)} is private twice, with other addresses", "write one entry", text)
         self.exact[key] = Verdict(True, "ok", f"private {text}")
         self.pinned[key] = pins
         if registry(host.text) is not None:
@@ -222,8 +225,12 @@ class _Load:
         if entry.port == HTTP_PORT:
             refuse("bad_port", f"{quoted(spec.host)}: a model is asked over TLS", "write port 443", spec.host)
         key = (host.text, entry.port)
+        known = self.endpoints.get(key)
+        made = EndpointRules(spec.host, (), spec.api, spec.operation)
+        if known is not None and known.model and (known.model, known.operation) != (made.model, made.operation):
+            refuse("bad_config", f"{quoted(spec.host)} is a model twice, each of its own kind", "write one", spec.host)
         self.exact[key] = Verdict(True, "ok", f"model {spec.host}")
-        self.endpoints[key] = EndpointRules(spec.host, (), spec.api, spec.operation)
+        self.endpoints[key] = made
 
     def deny(self, text: str) -> None:
         entry = parse_entry(text, port_needed=False)
@@ -251,6 +258,14 @@ class _Load:
             refuse(
                 "bad_endpoint_rule", f"{quoted(spec.host)} has no rules", "write one rule, or leave it out", spec.host
             )
+        if (entry.host is None, *key) in self._ruled:
+            refuse(
+                "bad_endpoint_rule",
+                f"{quoted(spec.host)} has two tables of rules: one of them would not count",
+                "put all its rules into one",
+                spec.host,
+            )
+        self._ruled.add((entry.host is None, *key))
         for rule in spec.rules:
             _check_rule(spec.host, rule)
             if entry.host is not None and registry(entry.host.text) is not None and set(rule.method) - set(_READS):
