@@ -16,6 +16,7 @@ from lockgate.policy.host import Refusal
 
 ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+ANSWER_SECONDS: Final = 10.0
 # Not refusals of a policy: the destination did not answer, or the gateway itself cannot go on.
 _STATUS: Final = {
     "dial_failed": b"502 Bad Gateway",

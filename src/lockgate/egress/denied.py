@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from lockgate.audit.denials import Kind
 from lockgate.audit.rows import Value
 from lockgate.policy.egress import Verdict
 from lockgate.policy.host import Endpoint
+
+LOST: Final = Verdict(False, "gateway_failed", None, "rows cannot be stored")
 
 
 class Denied(Exception):

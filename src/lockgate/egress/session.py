@@ -20,16 +20,16 @@ import msgspec
 
 from lockgate.audit.denials import Kind
 from lockgate.audit.rows import Value
-from lockgate.egress import aio, intercept, resolver
-from lockgate.egress.answer import ESTABLISHED, refusal_answer, verdict_of
+from lockgate.egress import resolver
+from lockgate.egress.answer import ANSWER_SECONDS, refusal_answer, verdict_of
 from lockgate.egress.ca import Trust
-from lockgate.egress.client_hello import ALERT, Hello, Reader
-from lockgate.egress.denied import Denied
+from lockgate.egress.connect import Connect
+from lockgate.egress.denied import LOST, Denied
 from lockgate.egress.duplex import Duplex, Plain
-from lockgate.egress.exchange import SEND_SECONDS, Judged, Memory, Requests, exchange
+from lockgate.egress.exchange import Judged, Memory, Requests, exchange
 from lockgate.egress.http_front import HEAD_SECONDS, Front, Head, Refused, Request
 from lockgate.egress.record import Recorder, Who
-from lockgate.egress.relay import Ended, Pump, Tunnel
+from lockgate.egress.relay import Pump
 from lockgate.egress.resolver import Exchange, Nameservers
 from lockgate.egress.response import BadResponse, Response
 from lockgate.egress.run import Run
@@ -40,8 +40,6 @@ from lockgate.policy.host import Endpoint, Refusal
 Dial = Callable[[Sequence[bytes], int], Awaitable[socket.socket | Refusal]]
 
 _CANARY: Final = Verdict(False, "canary", None, "a planted value was about to leave")
-_LOST: Final = Verdict(False, "gateway_failed", None, "rows cannot be stored")
-_ANSWER_SECONDS: Final = 10.0
 _SEARCHED: Final = 64 * 1024
 _SECRETS: Final = re.compile(rb"(?i)auth|cookie|key|token|secret|passw|credential|bearer")
 
@@ -77,7 +75,9 @@ class Session:
         run: whose connection it is.
         sock: non-blocking; owned from here on, by the pump once a tunnel stands.
         peer: credentials of the caller, for rows.
-        task: the one that runs `serve`.
+
+    Attributes:
+        given: whether the pump has taken the connection over.
 
     """
 
@@ -86,7 +86,7 @@ class Session:
         self.run = run
         self.peer = peer
         self._sock = sock
-        self._given = False
+        self.given = False
 
     @property
     def who(self) -> Who:
@@ -114,9 +114,9 @@ class Session:
         except OSError:
             pass  # a side went away: there is nobody to answer
         finally:
-            if not self._given:
+            if not self.given:
                 await client.close()
-        return self._given
+        return self.given
 
     async def refuse_connection(self, refusal: Refusal) -> None:
         """Refuse the connection before anything of it was read."""
@@ -142,7 +142,7 @@ class Session:
         if stored is None:
             return
         with contextlib.suppress(OSError, TimeoutError):
-            await client.send(refusal_answer(denied.verdict), asyncio.get_running_loop().time() + _ANSWER_SECONDS)
+            await client.send(refusal_answer(denied.verdict), asyncio.get_running_loop().time() + ANSWER_SECONDS)
 
     async def _one(self, client: Plain, requests: Requests, first: float | None) -> bool:
         event = await requests.next(first)
@@ -153,7 +153,7 @@ class Session:
         if not isinstance(event, Request) or event.verdict is None or event.head.endpoint is None:
             return False
         if event.head.how == "connect":
-            await self._connect(client, requests, event.head.endpoint, event.verdict)
+            await Connect(self, client, self._sock, event.head.endpoint, event.verdict).serve(requests)
             return False
         return await self._plain(client, requests, event.head, event.head.endpoint, event.verdict)
 
@@ -172,7 +172,7 @@ class Session:
         if verdict.reported and not self.parts.recorder.report(
             self.who, kind, verdict, destination=str(endpoint), peer=self.peer
         ):
-            raise Denied("connect", _LOST, endpoint)
+            raise Denied("connect", LOST, endpoint)
 
     async def reach(self, endpoint: Endpoint, verdict: Verdict) -> socket.socket:
         """Resolve, vet and dial an allowed destination.
@@ -210,111 +210,7 @@ class Session:
         if not self.parts.recorder.allow(
             self.who, kind, verdict, "open", destination=str(endpoint), peer=self.peer, **facts
         ):
-            raise Denied(kind, _LOST, endpoint)
-
-    # ---- CONNECT --------------------------------------------------------------------------------------------
-    async def _connect(self, client: Plain, requests: Requests, endpoint: Endpoint, verdict: Verdict) -> None:
-        self.admit(endpoint, verdict, "connect")
-        loop = asyncio.get_running_loop()
-        if self.parts.policy.rules_for(endpoint) is not None:
-            await self._established(client)
-            reader = Reader(endpoint, loop.time(), intercepted=True)
-            if await self._hello(client, reader, requests.rest(), endpoint):
-                await intercept.Inside(self, endpoint, verdict, self._sock, bytes(reader.data)).serve()
-            return
-        upstream = await self.reach(endpoint, verdict)
-        try:
-            if not self.parts.recorder.available:
-                raise Denied("connect", _LOST, endpoint)
-            await self._established(client)
-            reader = Reader(endpoint, loop.time())
-            if not await self._hello(client, reader, requests.rest(), endpoint):
-                return
-            if not self.parts.recorder.allow(
-                self.who, "connect", verdict, "open", destination=str(endpoint), peer=self.peer
-            ):
-                return  # without its row nothing goes upstream
-            refusal = self.run.charge(endpoint.host, len(reader.data))
-            if refusal is not None:
-                await self._alert(client, "budget", refusal, endpoint, b"")
-                return
-            try:
-                await aio.send(upstream, bytes(reader.data), loop.time() + SEND_SECONDS)
-            except TimeoutError:
-                return  # the tunnel stands, so there is no form of ours to say it in
-            self._give(upstream, endpoint, verdict, len(reader.data))
-        finally:
-            if not self._given:
-                upstream.close()
-
-    async def _established(self, client: Plain) -> None:
-        try:
-            await client.send(ESTABLISHED, asyncio.get_running_loop().time() + SEND_SECONDS)
-        except TimeoutError:
-            raise ConnectionError("the client does not read") from None
-
-    async def _hello(self, client: Plain, reader: Reader, early: bytes, endpoint: Endpoint) -> bool:
-        """Read the ClientHello and check it against the destination; False when it was refused."""
-        loop = asyncio.get_running_loop()
-        found: Hello | Refusal | None = reader.feed(early, loop.time()) if early else None
-        while found is None:
-            try:
-                data = await client.receive(reader.deadline)
-            except TimeoutError:
-                found = reader.tick(reader.deadline)
-                continue
-            if not data:
-                found = Refusal("not_tls", "the tunnel ended before a ClientHello") if reader.data else None
-                break
-            found = reader.feed(data, loop.time())
-        if isinstance(found, Refusal):
-            await self._alert(client, "sni", found, endpoint, bytes(reader.data))
-        return isinstance(found, Hello)
-
-    async def _alert(self, client: Plain, kind: Kind, refusal: Refusal, endpoint: Endpoint, raw: bytes) -> None:
-        """Store the denial of a tunnel that already stands, then send TLS alert 49."""
-        stored = await self.parts.recorder.deny(
-            self.who, kind, verdict_of(refusal), destination=str(endpoint), peer=self.peer, raw=raw
-        )
-        if stored is not None:
-            with contextlib.suppress(OSError, TimeoutError):
-                await client.send(ALERT, asyncio.get_running_loop().time() + _ANSWER_SECONDS)
-
-    def _give(self, upstream: socket.socket, endpoint: Endpoint, verdict: Verdict, sent: int) -> None:
-        """Hand an established tunnel to the pump; its last row follows when it ends."""
-        loop = asyncio.get_running_loop()
-        run, host = self.run, endpoint.host
-
-        def done(ended: Ended) -> None:
-            with contextlib.suppress(RuntimeError):  # the gateway is closing: nobody counts any more
-                loop.call_soon_threadsafe(closed, ended)
-
-        def closed(ended: Ended) -> None:
-            run.drop_tunnel(tunnel)
-            run.leave()
-            self.parts.recorder.allow(
-                self.who,
-                "connect",
-                verdict,
-                "closed",
-                destination=str(endpoint),
-                peer=self.peer,
-                bytes_out=ended.sent + sent,
-                bytes_in=ended.received,
-                cut="" if ended.refusal is None else ended.refusal.reason,
-            )
-            # A tunnel that stood still is cut and no denial: nobody was refused anything.
-            if ended.refusal is not None and ended.refusal.reason != "idle_timeout":
-                task = loop.create_task(
-                    _row_of_cut(self.parts.recorder, self.who, ended.refusal, str(endpoint), self.peer)
-                )
-                _cuts.add(task)
-                task.add_done_callback(_cuts.discard)
-
-        tunnel = Tunnel(self._sock, upstream, lambda count: run.charge(host, count), done)
-        self._given = True
-        run.hold_tunnel(tunnel)
-        self.parts.pump.add(tunnel)
+            raise Denied(kind, LOST, endpoint)
 
     # ---- plain HTTP -----------------------------------------------------------------------------------------
     async def _plain(self, client: Plain, requests: Requests, head: Head, endpoint: Endpoint, verdict: Verdict) -> bool:
@@ -417,14 +313,6 @@ class Session:
         if self.run.planted(data):
             raise Denied("canary", _CANARY, endpoint)
         self.charge(endpoint, verdict, len(data))
-
-
-_cuts: Final[set[asyncio.Task[None]]] = set()
-
-
-async def _row_of_cut(recorder: Recorder, who: Who, refusal: Refusal, destination: str, peer: str) -> None:
-    kind: Kind = "budget" if refusal.reason == "byte_budget" else "connect"
-    await recorder.deny(who, kind, verdict_of(refusal), destination=destination, peer=peer)
 
 
 def _before_secrets(raw: bytes) -> bytes:
