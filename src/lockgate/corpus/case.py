@@ -5,7 +5,8 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode
-from typing import Any, Final, NoReturn
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
@@ -105,6 +106,19 @@ def _raw(given: dict[str, Any], name: str) -> bytes | None:
 def listed(value: Any) -> list[Any]:
     """Return a list as it is, and anything else as the one thing in a list."""
     return value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+
+
+def texts_of(value: Any) -> Iterable[str]:
+    """Yield every text in a value, names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in cast("dict[str, Any]", value).items():
+            yield name
+            yield from texts_of(inner)
+    elif isinstance(value, list):
+        for inner in listed(value):
+            yield from texts_of(inner)
 
 
 def unescaped(text: str) -> str:

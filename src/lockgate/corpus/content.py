@@ -11,13 +11,12 @@ import binascii
 import json
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
-from lockgate.corpus.arguments import WHO, Done
-from lockgate.corpus.case import Got, bytes_of, got, listed, raw_of, unrunnable
-from lockgate.policy import Args, Call, Operations, Scope, Text, authorize, request
+from lockgate.corpus import calls
+from lockgate.corpus.case import Got, bytes_of, got, listed, raw_of, texts_of, unrunnable
 from lockgate.policy.canary import Needles, Watch
 from lockgate.policy.egress import Ask, EgressPolicy
 from lockgate.policy.egress_budget import RunBudget
@@ -33,17 +32,8 @@ _MANY: Final = re.compile(r"(\d+)\s+distinct")
 _MOST: Final = 100_000
 _SPAN: Final = re.compile(r"\{(\d{1,6})(?:\.\.|-)(\d{1,6})\}")
 _SAID: Final = re.compile(r"(?i)\A\s*(\d+(?:\.\d+)?\s*(?:bytes|[kmg]i?b))(?:\s+of\b.*|\s*)\Z")
-_LABELS: Final = ("labels", "seen", "run_labels", "run_reads", "reads", "taints", "taint", "context")
-_ABOUT: Final = frozenset((*_LABELS, "sink", "note", "tool"))
-# Words of a placeholder such as <secret memo>, which stands for what a run has read.
-_TOLD: Final = {
-    "private": re.compile(r"(?i)<[^<>]*\b(?:private|confidential|secret|internal|customer|personal|sensitive|inbox)\b"),
-    "untrusted": re.compile(r"(?i)<[^<>]*\b(?:untrusted|hostile|attacker\S*|injected|stranger\S*)\b"),
-}
 _FACTS: Final = frozenset(("to", "host", "path", "body", "method", "budget", "note", "sink", "tool", "policy"))
 _ELLIPSIS: Final = re.compile(r"\A(?:\.\.\.|\u2026)")
-_CALL: Final = re.compile(r"\A\s*([A-Za-z_]\w*)\((.*)\)\s*\Z", re.DOTALL)
-_PUBLIC: Final = re.compile(r"(?i)search|post|tweet|comment|publish|issue|gist|paste|lookup|browse|fetch")
 
 
 def planted(texts: Iterable[str]) -> tuple[str, ...]:
@@ -74,7 +64,9 @@ class Content:
         """Run one case, by what its input holds."""
         if "host_sequence" in given or "hosts" in given:
             return self._hosts(policy, given)
-        if "to" not in given and any(name in given for name in ("query", "tool", "call", "args")):
+        if not given.keys().isdisjoint(calls.LABELS) or (
+            "to" not in given and not given.keys().isdisjoint(calls.CALLS)
+        ):
             return self._call(given)
         size = _size_of(given)
         if size is not None:
@@ -103,7 +95,7 @@ class Content:
         pairs = tuple(_fields(given.get("headers", given.get("fields", {}))))
         parts = [bytes_of(place), path, *(part for field in pairs for part in field), *bodies]
         # Whatever else it is called, a text of a request leaves with it.
-        parts += [bytes_of(text) for name, one in given.items() if name not in _FACTS for text in _texts(one)]
+        parts += [bytes_of(text) for name, one in given.items() if name not in _FACTS for text in texts_of(one)]
         if any(watch.feed(one) for one in parts if one):
             return Got("deny", "canary", {"killed": True})
         if isinstance(endpoint, Refusal):
@@ -121,9 +113,9 @@ class Content:
         return got(judged) if not judged.allow else Got("allow", "residual")
 
     def _call(self, given: dict[str, Any]) -> Got:
-        if any(self._needles.hit(one) for one in _texts(given)):
+        if any(self._needles.hit(one) for one in texts_of(given)):
             return Got("deny", "canary", {"killed": True})
-        return _call(given)
+        return calls.call(given)
 
     def _hosts(self, policy: EgressPolicy, given: dict[str, Any]) -> Got:
         named = [str(one) for one in listed(given.get("host_sequence", given.get("hosts"))) if one]
@@ -175,19 +167,6 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _texts(value: Any) -> Iterable[str]:
-    """Yield every text in a value, names of fields too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, inner in cast("dict[str, Any]", value).items():
-            yield name
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in listed(value):
-            yield from _texts(inner)
-
-
 def _fields(value: Any) -> Iterable[tuple[bytes, bytes]]:
     """Yield the fields of a request: a table, pairs, or lines."""
     rows = [list(one) for one in cast("dict[str, Any]", value).items()] if isinstance(value, dict) else listed(value)
@@ -237,37 +216,3 @@ def _bytes(policy: EgressPolicy, given: dict[str, Any], size: int) -> Got:
             return got(refused)
         size -= 65536
     return Got("allow", "ok")
-
-
-class Said(Args):
-    """The words that an operation sends."""
-
-    text: Annotated[str, Text(100_000, lines=True)]
-
-
-def _call(given: dict[str, Any]) -> Got:
-    """A call of an operation whose words leave, by a run that has read something."""
-    text = str(given.get("query", given.get("call", given.get("args", ""))))
-    found = _CALL.match(text)
-    text = " ".join(_texts({name: one for name, one in given.items() if name not in _ABOUT}))
-    name = str(given.get("tool", found[1] if found else "send"))
-    labels: Any = next((given[one] for one in _LABELS if one in given), None)
-    seen: set[str] = set() if labels is None else {str(one) for one in listed(labels)}
-    if labels is None:
-        seen |= {label for label in ("private", "untrusted") if label in text.lower()}
-        seen |= {label for label, words in _TOLD.items() if words.search(text)}
-    sink = str(given.get("sink", "public_sink" if _PUBLIC.search(name) else "sink"))
-    if sink not in {"sink", "public_sink", "none"}:
-        unrunnable("input.sink is sink, public_sink or none")
-    operations = Operations()
-
-    def send(call: Call, args: Said) -> Done:
-        return Done(ok=bool(call and args))
-
-    operations.operation(effect="read", max_result=100, labels=() if sink == "none" else (sink,))(send)
-    scope = Scope(user="u", agent="a", tenant="t", expires=60.0, allow={"send": {}}).compile(operations.seal(), 0.0)
-    asked = request(scope, "send", json.dumps({"text": text}).encode(), 1.0)
-    verdict = authorize(WHO, msgspec.structs.replace(asked, seen=frozenset(seen)), scope)
-    if verdict.effect == "allow":
-        return Got("allow", "ok")
-    return Got("deny", verdict.reason.partition(":")[0])
