@@ -48,6 +48,8 @@ def test_what_must_hold_is_held_against_the_case() -> None:
         ({"never_heard_of": True}, False),
         ({"no_bytes_upstream": True, "upstream_contacted": False}, True),
         ({"upstream_contacted": True}, False),
+        ({"packets_that_leave": 0, "upstream_requests": 0}, True),
+        ({"upstream_requests": 1}, False),
         ("x", False),
     ):
         assert run_cases([{**base, "must": must}])[0].passed is passed, must

@@ -54,6 +54,10 @@ def _decoded(text: str) -> Iterable[str]:
                 continue
 
 
+def _hit() -> Got:
+    return Got("deny", "canary", dict.fromkeys(("killed", "run_killed", "kill_run", "run_ended", "blocked"), True))
+
+
 class Content:
     """Runs the cases of one file. `canaries`: what was planted."""
 
@@ -97,7 +101,7 @@ class Content:
         # Whatever else it is called, a text of a request leaves with it.
         parts += [bytes_of(text) for name, one in given.items() if name not in _FACTS for text in texts_of(one)]
         if any(watch.feed(one) for one in parts if one):
-            return Got("deny", "canary", {"killed": True})
+            return _hit()
         if isinstance(endpoint, Refusal):
             return got(endpoint)
         verdict = policy.decide(Ask(endpoint))
@@ -114,7 +118,7 @@ class Content:
 
     def _call(self, given: dict[str, Any]) -> Got:
         if any(self._needles.hit(one) for one in texts_of(given)):
-            return Got("deny", "canary", {"killed": True})
+            return _hit()
         return calls.call(given)
 
     def _hosts(self, policy: EgressPolicy, given: dict[str, Any]) -> Got:
@@ -132,7 +136,7 @@ class Content:
             if isinstance(host, Refusal):
                 return got(host)
             if watch.feed(host.text.encode()):
-                return Got("deny", "canary", {"killed": True})
+                return _hit()
             verdict = policy.decide(Ask(Endpoint.of(host, 443)))
             if not verdict.allow:
                 return got(verdict)

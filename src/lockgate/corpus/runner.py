@@ -129,10 +129,9 @@ def _left_nothing(fact: str, value: object) -> bool:
     """Whether a fact says, in whatever words, that nothing left: that was counted."""
     if value is True:
         return fact.startswith("no_")
-    return (
-        value is False
-        and re.search(r"forward|leave|left|upstream|sent|dial|contact|connected|resolv", fact) is not None
-    )
+    return (value is False or (type(value) is int and value == 0)) and re.search(
+        r"forward|leav|left|upstream|sent|dial|contact|connected|resolv|packet|quer", fact
+    ) is not None
 
 
 def _must(must: Any, answer: Got) -> str:
