@@ -80,6 +80,18 @@ def test_pictures_and_joining_scripts_stay(text: str) -> None:
     assert guard().text(text).text == text
 
 
+@pytest.mark.parametrize("tail", ["。谢谢", "，然后", "」", "）", "…", "؟", "।", "»", "、b"])
+def test_a_url_ends_before_the_punctuation_of_any_script(tail: str) -> None:
+    """E5: no space stands between a URL and a full stop in Chinese or Japanese; the link was refused."""
+    made = guard().markdown(f"见 {LINK}{tail}")
+    assert made.denials == ()
+    assert f"<{LINK}>{tail[0]}" in made.text
+    known = Provenance()
+    known.add_message(f"请看 https://news.example/a?b=1{tail}")
+    assert known.origins("https://news.example/a?b=1") == {"user"}
+    assert guard().markdown(f"{LINK}\u200b{tail}").denials
+
+
 PROGRAM = 'File "/a/setup.py", line 3: self.data.id\nmain.rs:12:5 df.map(x) README.md numpy-1.2.zip'
 
 
@@ -300,6 +312,34 @@ def test_markup_without_a_name_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> N
     made = guard().html("<b>words</b> https://attacker.example", source="html")
     assert (made.fell_back, made.denials[-1].reason, made.denials[-1].severity) == (True, "parser_failed", "critical")
     assert "words" in made.text
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("https://attacker.example/?d", "attacker[.]example"), ("www.attacker.example", "www[.]attacker[.]example"), ("javascript:x(1)", None),
+        ("mailto:a@attacker.example", None),
+    ],
+)  # fmt: skip
+def test_what_plain_sinks_break_is_denied_with_its_host(text: str, host: str | None) -> None:
+    """E5: a row says what would have been a link, also where its scheme has no slashes."""
+    for made in (guard().text(text), guard().terminal(text), guard().latex(text)):
+        assert [(one.reason, one.host) for one in made.denials] == [("url_defanged", host)]
+    assert guard().text("www. and javascript: are words").denials == ()
+
+
+def test_a_formula_is_denied_when_a_cell_was_changed() -> None:
+    for rows in ([["-1+1"]], [["x", '=IMAGE("https://attacker.example/")']], [["a\n@b"]]):
+        made = guard().csv(rows)
+        assert [one.reason for one in made.denials] == ["formula"]
+    assert made.denials[0].host is None
+    assert guard().csv('=IMAGE("https://attacker.example/")').denials[0].host == "attacker[.]example"
+    assert guard().csv([["-5", "x", "it's =fine"]]).denials == ()
+
+
+def test_the_host_of_a_style_is_told() -> None:
+    made = guard().html('<style>@import "https://attacker.example"; a{b:url(//other.example)}</style>x', source="html")
+    assert made.denials[0].host == "attacker[.]example"
 
 
 def _case(expected: str, sink: str, text: object) -> dict[str, object]:

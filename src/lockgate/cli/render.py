@@ -28,7 +28,7 @@ _WITH_SOURCE: Final = frozenset({"markdown", "html", "email"})
 _INPUT_BYTES: Final = 64 * 1024 * 1024
 
 Sink = Annotated[str, typer.Option("--sink", "-s", help="Where it will be shown: " + ", ".join(SINKS) + ".")]
-Policy = Annotated[Path | None, typer.Option("--policy", help="TOML file with a [render] table.")]
+Policy = Annotated[Path | None, typer.Option("--policy", help=r"TOML file with a \[render] table.")]
 Links = Annotated[list[str] | None, typer.Option("--allow-link", help="A link rule, such as https://docs.example/*.")]
 Images = Annotated[list[str] | None, typer.Option("--allow-image", help="An image rule.")]
 Known = Annotated[list[str] | None, typer.Option("--known", help="A URL known before the model spoke, byte for byte.")]
@@ -92,7 +92,9 @@ def _explain(made: Rendered) -> None:
         console.print(f"denied: {denial.kind} {denial.reason}" + (f", host {denial.host}" if denial.host else ""))
     if made.truncated:
         console.print(f"truncated: {made.truncated} bytes dropped")
-    if made.fell_back:
+    if made.fell_back and not made.text:
+        console.print("refused: the file is not shown at all")
+    elif made.fell_back:
         console.print("shown in plain form: too complex, or the self-check was surprised")
     if not made.denials:
         console.print("nothing was denied")

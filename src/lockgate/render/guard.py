@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from lockgate.contract.errors import ConfigError, HostFault
 from lockgate.policy.canary import Needles
 from lockgate.render import chat, emit_html, emit_markdown, files, office, plain, selfcheck, tickets
 from lockgate.render.bounds import TooComplex, panicked
+from lockgate.render.given import noticed, only, table_of
 from lockgate.render.headers import headers
 from lockgate.render.judge import Budget, Judge, destination
 from lockgate.render.parse_html import Found, parse_html
@@ -30,14 +31,10 @@ STREAMS: Final = ("markdown", "html", "github", "email", "text", "terminal", "lo
 _WITHHELD: Final = "[withheld: this message held a value that must not leave]"
 _MARKER: Final = "[{} bytes dropped]"
 _WINDOW: Final = 8192
-_NOTICES: Final = 10
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{2}[^\s<>\"']{1,300}")
-_SEQUENCE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\\n)")
-_T = TypeVar("_T")
+
 _CARD: Final = re.compile(
     r"(?i)\"(?:adaptivecard|messagecard|application/vnd\.microsoft\.[a-z.]{0,20}card[a-z.]{0,20})\""
 )
-_FORMULA: Final = re.compile(r"(?m)^[^\S\n]{0,64}[\"']{0,8}[=+@\uff1d\uff0b\uff20-][A-Za-z(@]")
 
 
 class Guard:
@@ -53,8 +50,8 @@ class Guard:
     """
 
     def __init__(self, policy: RenderPolicy | None = None, provenance: Provenance | None = None) -> None:
-        self.policy: RenderPolicy = _is(policy if policy is not None else RenderPolicy(), RenderPolicy)
-        self.provenance: Provenance = _is(provenance if provenance is not None else Provenance(), Provenance)
+        self.policy: RenderPolicy = only(policy if policy is not None else RenderPolicy(), RenderPolicy)
+        self.provenance: Provenance = only(provenance if provenance is not None else Provenance(), Provenance)
         self.latched = False
         self._run_urls: set[str] = set()
         self._needles = Needles.of(self.policy.canaries)
@@ -139,8 +136,8 @@ class Guard:
         """
         if isinstance(rows, str | bytes):
             return self._words(rows, "csv", lambda value: (_csv(plain.csv_rows(value)), 0))
-        table = [_row(row) for row in _many(rows)]
-        return self._words("\n".join("\0".join(row) for row in table), "csv", lambda _: (_csv(table), 0), whole=True)
+        table = table_of(rows)
+        return self._words("\n".join("\t".join(row) for row in table), "csv", lambda _: (_csv(table), 0), whole=True)
 
     # ---- files -------------------------------------------------------------------------------------------------------
     def svg(self, text: str | bytes) -> Rendered:
@@ -165,7 +162,7 @@ class Guard:
 
     def office(self, data: bytes) -> tuple[Denial, ...]:
         """Inspect a docx, pptx, xlsx or ODF file; an empty answer lets it leave unchanged."""
-        found = office.refuse(bytes(_is(data, bytes, bytearray, memoryview)))
+        found = office.refuse(bytes(only(data, bytes, bytearray, memoryview)))
         if found is None:
             return ()
         reason, where = found
@@ -206,7 +203,7 @@ class Guard:
 
     # ---- how ---------------------------------------------------------------------------------------------------------
     def _bounded(self, text: str | bytes) -> tuple[str, int]:
-        raw = text if isinstance(text, bytes) else _is(text, str).encode("utf-8", "backslashreplace")
+        raw = text if isinstance(text, bytes) else only(text, str).encode("utf-8", "backslashreplace")
         over = len(raw) - self.policy.max_bytes
         kept = raw if over <= 0 else raw[: self.policy.max_bytes]
         return kept.decode("utf-8", "backslashreplace" if over <= 0 else "ignore"), max(0, over)
@@ -290,7 +287,7 @@ class Guard:
         made, removed = method(text)
         if dropped and sink not in {"csv", "discord", "header"}:
             made += " " + _MARKER.format(dropped)
-        return Rendered(made, (*_noticed(text, sink), *self._invisible(removed, sink)), dropped)
+        return Rendered(made, (*noticed(text, sink, made), *self._invisible(removed, sink)), dropped)
 
     def _invisible(self, removed: int, sink: str) -> tuple[Denial, ...]:
         return (Denial("invisible_text", sink, "text"),) if removed > 8 else ()
@@ -316,36 +313,8 @@ class Guard:
         return self._emit(text, "github", "markdown", Budget(run_urls=self._run_urls)).text
 
 
-def _is(value: Any, *kinds: type[_T]) -> _T:
-    """Return `value`, or say what was expected."""
-    if isinstance(value, kinds):
-        return value
-    names = " or ".join(kind.__name__ for kind in kinds)
-    raise ConfigError(f"the guard was given a {type(value).__name__}", next_step=f"give it {names}")
-
-
-def _row(row: Any) -> list[str]:
-    return ["" if one is None else str(_is(one, str, int, float)) for one in _many(row)]
-
-
-def _many(value: Any) -> list[Any]:
-    return list(_is(value, list, tuple))  # pyright: ignore[reportUnknownArgumentType]
-
-
 def _csv(rows: list[list[str]]) -> str:
     return "".join(map(plain.csv_row, rows))
-
-
-def _noticed(text: str, sink: str) -> list[Denial]:
-    """What plain text held that its sink's program would have executed or linked; a few of each."""
-    found = [Denial("url_defanged", sink, "link", destination(match[0]), "medium") for match in _URL.finditer(text)][
-        :_NOTICES
-    ]
-    if _SEQUENCE.search(text):
-        found.append(Denial("control_sequence", sink, "text"))
-    if sink == "csv" and _FORMULA.search(text):
-        found.append(Denial("formula", sink, "text"))
-    return found
 
 
 def _words_only(text: str, dropped: int = 0) -> list[Block]:

@@ -38,7 +38,7 @@ from lockgate.render.visible import clean, shown_host
 
 _UNRESERVED: Final = re.compile(r"[0-9A-Za-z._~/-]*\Z")
 _QUERY: Final = re.compile(r"[0-9A-Za-z._~=&-]*\Z")
-_ANY_HOST: Final = re.compile(r"(?i)(?:[a-z][a-z0-9+.-]*:)?[/\\]{2,}(?:[^/?#\\@\s]*@)?([^/?#\\:@\s]{1,253})")
+_ANY_HOST: Final = re.compile(r"(?i)(?:[a-z][a-z0-9+.-]*:)?[/\\]{2,}(?:[^/?#\\@\s]*@)?([^/?#\\:@\s\"'()<>,;]{1,253})")
 _LABEL_URL: Final = re.compile(
     r"\s*(?:[a-z][a-z0-9+.-]*:/*|//)?(?:[^/@\s]*@)?([^/?#:@\s]+)(:[0-9]+)?([/?#]\S*)?\s*\Z", re.IGNORECASE
 )

@@ -34,8 +34,9 @@ from lockgate.render.tree import (
     Text,
     plain,
 )
+from lockgate.render.visible import WIDE_PUNCTUATION
 
-_BARE: Final = re.compile(r"https://[^\s<>\"'`\\^{|}\[\]]+")
+_BARE: Final = re.compile(rf"https://[^\s<>\"'`\\^{{|}}\[\]{WIDE_PUNCTUATION}]+")
 _SPANS: Final = {"Emphasis": "em", "Strong": "strong", "Strikethrough": "del"}
 # More container marks at the start of one line than any tree may hold: refused before the parser works on them.
 _DEEP_LINE: Final = re.compile(r"^(?:[ \t]*+(?:>|[-+*]|[0-9]{1,9}[.)])){40}", re.MULTILINE)

@@ -18,6 +18,7 @@ import msgspec
 from lockgate.contract.errors import ConfigError
 from lockgate.policy.url import Url, UrlRule
 from lockgate.render.bounds import MAX_BYTES
+from lockgate.render.visible import WIDE_PUNCTUATION
 
 Sink = Literal[
     "markdown", "html", "text", "terminal", "log", "slack", "discord", "teams", "email", "github", "jira", "csv",
@@ -25,7 +26,7 @@ Sink = Literal[
 ]  # fmt: skip
 Origin = Literal["operator", "user", "field"]
 _ORIGINS: Final = ("operator", "user", "field")
-_MESSAGE_URL: Final = re.compile(r"https://[^\s<>\"'`]+")
+_MESSAGE_URL: Final = re.compile(rf"https://[^\s<>\"'`{WIDE_PUNCTUATION}]+")
 _EXACT: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}:[!#-;=?-\[\]_a-z~]{1,2000}\Z", re.IGNORECASE)
 _NEVER: Final = frozenset(
     {"javascript", "vbscript", "data", "blob", "file", "about", "view-source", "filesystem", "jar"}

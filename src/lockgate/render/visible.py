@@ -43,6 +43,11 @@ _TRIGGER: Final = re.compile(r"[:@.\u3002\uff0e\uff61]|//|\\\\")
 _LABEL: Final = re.compile(r"[0-9A-Za-z-]+")
 _PROGRAM: Final = ENDINGS | FIELDS
 _NAME_CHARS: Final = 253  # of a host name (RFC 1035 section 2.3.4)
+# Punctuation beyond ASCII, as a set of a pattern: a URL that is found in words ends before it.
+WIDE_PUNCTUATION: Final = (
+    "\u00a1\u00ab\u00b7\u00bb\u00bf\u060c\u061b\u061f\u0964\u0965\u2010-\u2027\u2030-\u205e\u3000-\u3003\u3008-\u3011\u3014-\u301f"
+    "\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+)
 _VIRAMA: Final = 9  # canonical combining class (UAX 44)
 _FULL_STOPS: Final = frozenset("\u3002\uff0e\uff61")
 _LABEL_CHARS: Final = 64  # RFC 1035 section 2.3.4, and one to see that it is longer
