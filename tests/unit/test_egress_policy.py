@@ -290,6 +290,23 @@ def test_a_name_that_anybody_takes_for_an_hour_is_a_warning(entry: str, warned: 
 
 
 @pytest.mark.parametrize(
+    ("place", "critical"),
+    [
+        ("169.254.169.254:80", True), ("169.254.170.2:443", True), ("[fd00:ec2::254]:443", True),
+        ("[::ffff:169.254.169.254]:443", True), ("[64:ff9b::a9fe:a9fe]:443", True), ("[2002:a9fe:a9fe::]:443", True),
+        ("100.100.100.200:443", True), ("metadata.google.internal:80", True), ("instance-data:443", True),
+        ("127.0.0.1:443", False), ("[::1]:443", False), ("evil.test:443", False), ("8.8.8.8:443", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", ["enforce", "report"])
+def test_a_metadata_service_is_critical_by_address_and_by_name(place: str, critical: bool, mode: str) -> None:
+    """E1: the alert is never suppressed, though such a place is refused before anything is resolved."""
+    found = EgressPolicy.from_data({"allow": ["api.partner.example:443"], "mode": mode}).decide(Ask(at(place)))
+    assert found.critical is critical
+    assert not found.allow or place == "evil.test:443"
+
+
+@pytest.mark.parametrize(
     "table",
     [
         {"allow": "\ud800"}, {"\ud800": 1}, {"mode": "\ud800"}, {"allow": ["\ud800.example:443"]},

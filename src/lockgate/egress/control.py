@@ -21,6 +21,7 @@ from lockgate.egress.gateway import Gateway
 from lockgate.egress.model import BrokerLink
 from lockgate.egress.record import NOBODY, Who
 from lockgate.egress.run import Run
+from lockgate.policy.addresses import METADATA_NAMES
 from lockgate.policy.egress import Verdict
 from lockgate.policy.egress_reasons import SENTENCES, EgressReason
 from lockgate.policy.host import Endpoint, Host, Refusal
@@ -193,9 +194,10 @@ class Control:
         who = NOBODY if link.run is None else link.run.who
         if asked.reason not in SENTENCES:
             return _failed("the reason is not of the closed list", "use lockgate.policy.egress_reasons")
-        verdict = Verdict(False, asked.reason, asked.rule)
         recorder = self._gateway.recorder
         destination = _canonical(asked.destination)
+        metadata = (destination or "").partition(":")[0] in METADATA_NAMES
+        verdict = Verdict(False, asked.reason, asked.rule, metadata=metadata)
         more = {name[:32]: value[:256] for name, value in list(asked.more.items())[:8] if name not in _TAKEN}
         if asked.report:
             sent = recorder.report(who, asked.kind, verdict, destination=destination, peer=link.peer, **more)

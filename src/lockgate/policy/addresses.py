@@ -69,6 +69,11 @@ METADATA: Final = frozenset(
     )
 )
 
+# Names by which clients of those clouds ask for the same, whatever they lead to.
+METADATA_NAMES: Final = frozenset(
+    ("metadata.google.internal", "metadata.goog", "instance-data.ec2.internal", "instance-data", "metadata")
+)
+
 
 def _table(rows: tuple[tuple[str, str], ...]) -> tuple[list[int], list[int], list[str]]:
     nets = [(ipaddress.ip_network(net), why) for net, why in rows]
@@ -102,7 +107,7 @@ def refused(packed: bytes) -> Refused | None:
     value = int.from_bytes(packed)
     at = bisect_right(starts, value) - 1
     if at >= 0 and value <= ends[at]:
-        return Refused(why[at], packed in METADATA)
+        return Refused(why[at], is_metadata(packed))
     return None
 
 
@@ -123,3 +128,9 @@ def nat64_embedded(packed: bytes, prefix: bytes, length: int) -> bytes | None:
     # Octet 8 is reserved and skipped.
     rest = packed[octets:] if octets > 8 else packed[octets:8] + packed[9:]
     return rest[:4]
+
+
+def is_metadata(packed: bytes) -> bool:
+    """Whether an address is that of a metadata service, or holds one (mapped, compatible, NAT64, 6to4)."""
+    parts = (packed,) if len(packed) == 4 else (packed, packed[12:], packed[2:6])
+    return any(part in METADATA for part in parts)

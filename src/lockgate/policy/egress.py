@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
+import msgspec
+
+from lockgate.policy.addresses import METADATA_NAMES, is_metadata
 from lockgate.policy.egress_spec import EgressSpec, Limits, Mode, ModelApi, Profile
 from lockgate.policy.egress_values import HTTP_PORT, Ask, Compiled, EndpointRules, How, LoadWarning, Verdict
 from lockgate.policy.host import Endpoint, Host
@@ -24,6 +27,8 @@ _REPORTED: Final = Verdict(True, "not_allowed", None, "no entry of the list name
 _LITERAL: Final = Verdict(
     False, "ip_literal_or_ambiguous", None, "an address is no destination without a private entry"
 )
+_METADATA: Final = msgspec.structs.replace(_MISSING, metadata=True)
+_METADATA_LITERAL: Final = msgspec.structs.replace(_LITERAL, metadata=True)
 _WILDCARD_DNS: Final = "names under a wildcard are not answered"
 
 
@@ -126,7 +131,7 @@ class EgressPolicy:
         found = made.exact.get(key)
         if found is None:
             if host.kind != "name":
-                return _LITERAL
+                return _literal(host)
             if made.wild:
                 label, _, parent = host.text.partition(".")
                 if not label.startswith("xn--"):
@@ -144,7 +149,7 @@ class EgressPolicy:
         """
         made = self._made
         if host.kind != "name":
-            return _LITERAL
+            return _literal(host)
         label, _, parent = host.text.partition(".")
         denied = made.denied.get((host.text, 0)) or made.denied_wild.get((parent, 0))
         if denied is not None:
@@ -159,6 +164,8 @@ class EgressPolicy:
 
     def _unlisted(self, host: Host) -> Verdict:
         """Return the verdict of a name without an entry; never let through: this machine's own."""
+        if host.text in METADATA_NAMES:
+            return _METADATA
         own = "." not in host.text or host.text.endswith(".localhost")
         return _REPORTED if self.mode == "report" and not own else _MISSING
 
@@ -216,6 +223,10 @@ class EgressPolicy:
 
 def _is_name(text: str) -> bool:
     return text[0] != "[" and not text.rpartition(".")[2].isdigit()
+
+
+def _literal(host: Host) -> Verdict:
+    return _METADATA_LITERAL if is_metadata(host.packed or b"") else _LITERAL
 
 
 _WRONG_FORM: Final[dict[str, Verdict]] = {

@@ -23,7 +23,7 @@ _PRIVATE_NETS: Final = tuple(
     ipaddress.ip_network(net) for net in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
 )
 # Names that lead to the machine itself or to its cloud's metadata, whatever a resolver says.
-_NEVER: Final = frozenset({"metadata.google.internal", "metadata.goog", "instance-data.ec2.internal", "instance-data"})
+_NEVER: Final = addresses.METADATA_NAMES
 # Special-use and customary private domains (RFC 6762, RFC 8375, the ICANN resolution on .internal).
 PRIVATE_TLDS: Final = ("internal", "local", "localdomain", "lan", "intranet", "private", "corp", "home", "home.arpa")
 _IDN: Final = "an internationalised name needs the extra: pip install 'lockgate[idn]', or write the xn-- form"
