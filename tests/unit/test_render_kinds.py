@@ -342,6 +342,61 @@ def test_the_host_of_a_style_is_told() -> None:
     assert made.denials[0].host == "attacker[.]example"
 
 
+def _office(part: str, body: str | bytes) -> tuple[str, ...]:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+        archive.writestr(part, body)
+    return tuple(one.reason for one in guard().office(out.getvalue()))
+
+
+WORD, SHEET, ODF = "word/document.xml", "xl/worksheets/sheet1.xml", "content.xml"
+
+
+@pytest.mark.parametrize(
+    ("part", "body", "reason"),
+    [
+        (WORD, "<a><w:instrText>&#73;NCLUDEPICTURE x</w:instrText></a>", "office_field"),
+        (WORD, "<a><other:instrText>INCL</other:instrText><t/><instrText>UDETEXT x</instrText></a>", "office_field"),
+        (WORD, "<a><w:delInstrText>DDEAUTO x</w:delInstrText></a>", "office_field"),
+        (WORD, '<w:fldSimple w:instr=" &#x49;NCLUDEPICTURE x"/>', "office_field"),
+        (WORD, '<v:imagedata src="//attacker.example/a"/>', "office_external"),
+        ("xl/drawings/vmlDrawing1.vml", '<v:shape o:href="https://attacker.example"/>', "office_external"),
+        (WORD, "<w:mailMerge/>", "office_active_part"),
+        ("ppt/slides/slide1.xml", '<a:hlinkClick action="ppaction://program"/>', "office_active_part"),
+        (SHEET, "<f>&#87;EBSERVICE(A1)</f>", "office_formula"),
+        (SHEET, "<x:formula1><![CDATA[WEB]]>SERVICE(A1)</x:formula1>", "office_formula"),
+        ("xl/workbook.xml", "<definedName name='a'>_xlfn.IMAGE(A1)</definedName>", "office_formula"),
+        (SHEET, "<f>'[b.xlsx]My-Sheet'!A1</f>", "office_formula"),
+        (SHEET, "<f>[1]Sheet1!A1</f>", "office_formula"),
+        (ODF, "<c table:formula='of:=WEBSERVICE(1)'/>", "office_formula"),
+        (ODF, "<c table:formula=\"of:='file:///x.ods'#$S.A1\"/>", "office_formula"),
+        (ODF, '<a y:href="h&#116;tps://attacker.example"/>', "office_external"),
+        (ODF, "<office:dde-source/>", "office_active_part"),
+        ("customXml/item1.xml", "<DataMashup/>", "office_active_part"),
+        ("word/any.name", "<a><instrText>INCLUDEPICTURE x</instrText></a>", "office_field"),
+        ("word/media/image.png", b"PK\x03\x04inner", "office_active_part"),
+        ("word/media/image.png", b"\xd0\xcf\x11\xe0ole", "office_active_part"),
+        ("word/_rels/d.rels", "<R><Relationship Target='..\\..\\x'/></R>", "office_external"),
+        ("word/_rels/d.rels", "<?xml version='1.0' encoding='cp037'?><R/>".encode("cp037"), "office_unreadable"),
+        (WORD, "<not well-formed", "office_unreadable"),
+    ],
+)  # fmt: skip
+def test_no_spelling_hides_what_reaches_out_in_an_office_file(part: str, body: str | bytes, reason: str) -> None:
+    """E5: a search for bytes missed references, CDATA, other prefixes, other elements and parts by other names."""
+    assert _office(part, body) == (reason,)
+
+
+@pytest.mark.parametrize(
+    "formula", ["SUM(A1:A3)*Table1[Col]", 'IF(A1="|","a!",B1)', "Table1[Col]&amp;Sheet1!A1", "'My Sheet'!B2", 'A1&amp;"https://x"', "of:=[$S.A1]+1"]
+)  # fmt: skip
+def test_ordinary_formulas_leave(formula: str) -> None:
+    """E5: a column of a table and a bar in words are no other file."""
+    assert _office(SHEET, f"<f>{formula}</f>") == ()
+    assert _office("ppt/slides/_rels/slide1.xml.rels", '<R><Relationship Target="../media/image1.png"/></R>') == ()
+    assert _office("word/media/image1.png", b"\x89PNG\r\n\x1a\n") == ()
+
+
 def _case(expected: str, sink: str, text: object) -> dict[str, object]:
     rules = "images only https://cdn.allowed.example/static/*; links only https://docs.allowed.example/*"
     return {"id": "K", "sink": sink, "expected": expected, "input": text, "policy_text": rules}

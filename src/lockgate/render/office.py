@@ -1,10 +1,12 @@
 """Office files (docx, pptx, xlsx, odt and kin) are inspected, never mended: one that reaches out is refused.
 
-Rule 1: the file is a ZIP whose directory and local headers agree in the names this rule looks at; bounded in entries,
-        bytes and ratio before a byte is inflated.
-Rule 2: refused: an external relationship, a template or OLE object or altChunk, an external link, a field or formula
-        that fetches, a macro, a document type, an encrypted or oddly compressed part.
-Sources: ECMA-376 parts 1 and 2 (relationships, TargetMode), ODF 1.3 (xlink:href).
+Rule 1: the file is a ZIP; bounded in entries, bytes and ratio before a byte is inflated; a part is judged by what it
+        holds and not by its name, since the directory of content types can call any name anything.
+Rule 2: every part of markup is read by an XML parser, so that references, CDATA and prefixes cannot spell what a
+        search for bytes would miss. One that does not parse refuses the file.
+Rule 3: refused: an external relationship, a template or OLE object or altChunk, an external link, a field or formula
+        that fetches, an action, a macro, a document type, an encrypted or oddly compressed or encoded part.
+Sources: ECMA-376 parts 1 and 2 (relationships, TargetMode, fields), ODF 1.3 (xlink:href, table:formula).
 """
 
 from __future__ import annotations
@@ -14,47 +16,75 @@ import re
 import zipfile
 import zlib
 from typing import Final
+from xml.parsers import expat
 
 MAX_ENTRIES: Final = 2000
 MAX_INFLATED: Final = 64 * 1024 * 1024
 MAX_PART: Final = 16 * 1024 * 1024
 
-_EXTERNAL: Final = re.compile(rb"(?i)TargetMode\s*=\s*[\"']\s*External")
-_REL_TYPES: Final = re.compile(
-    rb"(?i)(?:attachedTemplate|oleObject|aFChunk|externalLink|frame|subDocument|activeXControl|control|vbaProject|"
-    rb"externalLinkPath|package|webExtension|customXmlRemote|connections|queryTable)[\"']"
+_REL_TYPES: Final = frozenset(
+    """
+    attachedtemplate oleobject afchunk externallink externallinkpath frame subdocument activexcontrol control vbaproject
+    package webextension customxmlremote connections querytable
+    """.split()  # noqa: SIM905
 )
-_REMOTE_TARGET: Final = re.compile(rb"(?i)\bTarget\s*=\s*[\"']\s*(?:[a-z][a-z0-9+.-]*:|//|\\\\|/\\|&#)")
-_ODF_REMOTE: Final = re.compile(rb"(?i)xlink:href\s*=\s*[\"']\s*(?:[a-z][a-z0-9+.-]*:|//|\\\\|\.\./|&#)")
-_DOCTYPE: Final = re.compile(rb"<!\s*(?:DOCTYPE|ENTITY)|<\?xml-stylesheet|schemaLocation\s*=", re.IGNORECASE)
+_REMOTE: Final = re.compile(r"(?i)\s*(?:[a-z][a-z0-9+.-]*:|[/\\]{2}|\.\.[/\\])")
 _FIELDS: Final = re.compile(
-    rb"(?i)\b(?:INCLUDEPICTURE|INCLUDETEXT|INCLUDE|LINK|DDEAUTO|DDE|IMPORT|DATABASE|RD|MACROBUTTON|HYPERLINK|AUTOTEXT)\b"
+    r"(?i)\b(?:INCLUDEPICTURE|INCLUDETEXT|INCLUDE|LINK|DDEAUTO|DDE|IMPORT|DATABASE|RD|MACROBUTTON|HYPERLINK|AUTOTEXT)\b"
 )
-_FIELD_TEXT: Final = re.compile(rb"(?is)<w:instrText[^>]*>(.*?)</w:instrText>|w:instr\s*=\s*[\"']([^\"']*)")
-_FORMULA: Final = re.compile(rb"(?is)<(?:\w+:)?f(?:\s[^>]*)?>(.*?)</(?:\w+:)?f>|table:formula\s*=\s*\"([^\"]*)\"")
+_STRING: Final = re.compile(r'"(?:[^"]++|"")*+"')
+# Functions that fetch or run; another file in brackets before a sheet; a DDE channel; a file in ODF's notation.
 _FETCHING: Final = re.compile(
-    rb"(?i)\b(?:WEBSERVICE|IMAGE|HYPERLINK|IMPORT\w+|RTD|CALL|REGISTER(?:\.ID)?|DDE|FILTERXML|EXEC|SQL\.REQUEST)\s*\(|\|[^|]*!|\[[^\]]*\]"
+    r"(?i)\b(?:WEBSERVICE|IMAGE|HYPERLINK|IMPORT\w+|RTD|CALL|REGISTER(?:\.ID)?|DDE|FILTERXML|EXEC|SQL\.REQUEST)\s*\("
+    r"|'[^']*\[[^\[\]']*\][^']*'!|\[[^\[\]]*\][\w.$]*!|\w\|[^|!]*!|'?[a-z][a-z0-9+.-]*:/+|\\\\"
+)
+_FORMULAS: Final = frozenset(
+    {"f", "formula", "formula1", "formula2", "definedName", "calculatedColumnFormula", "totalsRowFormula"}
+)
+_WORDS: Final = frozenset({"instrText", "delInstrText"})
+_ACTIVE: Final = frozenset(
+    """
+    DataMashup altChunk dataSource dde-connection-decl dde-source ddeLink event-listener mailMerge oleLink script
+    """.split()  # noqa: SIM905
+)
+_ACTION: Final = re.compile(r"(?i)ppaction://(?:program|macro|ole|hlinkfile|hlinkpres)")
+_CONTENT: Final = re.compile(
+    r"(?i)vbaproject|macroenabled|activex|oleobject|externallink|webextension|connections\+xml"
 )
 _PARTS: Final = re.compile(
     r"(?i)(?:vbaProject\.bin|activeX/|embeddings/|externalLinks/|\.bin\Z|macrosheets/|customUI|webextensions/|Scripts/|Basic/|"
     r"Object |connections\.xml|queryTables/|afchunk|\.mht|\.html?\Z|\.svg\Z|\.emf\Z|\.wmf\Z)"
 )
 _XML: Final = re.compile(r"(?i)\.(?:xml|rels|rdf|vml)\Z")
+# Files inside the file that bring their own way out: ZIP, OLE, PE, RTF, a mail.
+_INNER: Final = (b"PK", b"\xd0\xcf\x11\xe0", b"MZ", b"{\\rt", b"MIME-", b"From ", b"%PDF")
+_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_ENCODINGS: Final = frozenset({"utf-8", "us-ascii", "utf-16"})
+
+
+class _ReachesOutError(Exception):
+    def __init__(self, reason: str, where: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.where = where[:300].encode("utf-8", "replace")
 
 
 def refuse(data: bytes) -> tuple[str, bytes] | None:
     """Say why an office file may not leave and show where, or return None when nothing in it reaches out."""
     try:
         return _inspect(zipfile.ZipFile(io.BytesIO(data)))
+    except _ReachesOutError as found:
+        return (found.reason, found.where)
     except (
+        expat.ExpatError,
         zipfile.BadZipFile,
         zlib.error,
         NotImplementedError,
         RuntimeError,
+        LookupError,
         ValueError,
         EOFError,
         OSError,
-        UnicodeError,
     ):
         return ("office_unreadable", b"")
 
@@ -73,59 +103,107 @@ def _inspect(archive: zipfile.ZipFile) -> tuple[str, bytes] | None:
             return ("office_bad_name", b"")
         if _PARTS.search(name):
             return ("office_active_part", name.encode("utf-8", "replace"))
-        if not _XML.search(name):
-            continue
-        if entry.file_size > MAX_PART:
-            return ("office_too_large", b"")
         with archive.open(entry) as part:
             body = part.read(MAX_PART + 1)
-        found = _part(name, body)
-        if found is not None:
-            return found
+        if body.startswith(_INNER):
+            return ("office_active_part", name.encode("utf-8", "replace"))
+        if not _XML.search(name) and not _is_markup(body):
+            continue
+        if len(body) > MAX_PART:
+            return ("office_too_large", b"")
+        if body.strip():
+            _Part(rels=name.lower().endswith(".rels")).read(body)
     return None
 
 
-def _part(name: str, raw: bytes) -> tuple[str, bytes] | None:
-    body = _utf8(raw)
-    if body is None:
-        return ("office_unreadable", b"")
-    if match := _DOCTYPE.search(body):
-        return ("office_doctype", body[match.start() : match.start() + 200])
-    if name.lower().endswith(".rels"):
-        # Character references could spell External: none belongs in a relationship's attributes but the five named.
-        if re.search(rb"&(?!(?:amp|lt|gt|quot|apos);)", body):
-            return ("office_external", b"")
-        for pattern in (_EXTERNAL, _REL_TYPES, _REMOTE_TARGET):
-            if match := pattern.search(body):
-                return ("office_external", _element(body, match.start()))
-        return None
-    if match := _ODF_REMOTE.search(body):
-        return ("office_external", body[match.start() : match.start() + 300])
-    for found in _FIELD_TEXT.finditer(body):
-        if _FIELDS.search(found[1] or found[2] or b""):
-            return ("office_field", (found[1] or found[2])[:300])
-    # A field's instruction may be split over runs.
-    joined = b"".join(found[1] or b"" for found in _FIELD_TEXT.finditer(body))
-    if _FIELDS.search(joined):
-        return ("office_field", joined[:300])
-    for found in _FORMULA.finditer(body):
-        if _FETCHING.search(found[1] or found[2] or b""):
-            return ("office_formula", (found[1] or found[2])[:300])
-    return None
+def _is_markup(body: bytes) -> bool:
+    return body.startswith(_MARKS) or body[:256].lstrip(b"\0 \t\r\n")[:1] == b"<"
 
 
-def _utf8(raw: bytes) -> bytes | None:
-    if raw[:2] in {b"\xff\xfe", b"\xfe\xff"}:
-        return raw.decode("utf-16").encode()
-    if b"\0" in raw:
-        return None
-    head = re.match(rb"(?:\xef\xbb\xbf)?\s*<\?xml[^>]*encoding\s*=\s*[\"']([A-Za-z0-9._-]+)", raw)
-    if head and head[1].lower() not in {b"utf-8", b"us-ascii"}:
-        return None
-    return raw
+class _Part:
+    """One pass over one part; raises at the first thing that reaches out."""
+
+    def __init__(self, *, rels: bool) -> None:
+        self.rels = rels
+        self.open: list[str] = []
+        self.held: list[str] = []  # the words of the open formula or field
+        self.fields: list[str] = []  # an instruction may be split over runs
+
+    def read(self, body: bytes) -> None:
+        parser = expat.ParserCreate()
+        parser.buffer_text = True
+        parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
+        parser.XmlDeclHandler = self._declaration
+        parser.StartDoctypeDeclHandler = self._doctype
+        parser.ProcessingInstructionHandler = self._instruction
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._data
+        parser.Parse(body, True)
+        instruction = "".join(self.fields)
+        if _FIELDS.search(instruction):
+            raise _ReachesOutError("office_field", instruction)
+
+    def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
+        del version, standalone
+        if encoding is not None and encoding.lower() not in _ENCODINGS:
+            raise _ReachesOutError("office_unreadable", "")
+
+    def _doctype(self, name: str, system: str | None, public: str | None, internal: object) -> None:
+        del name, public, internal
+        raise _ReachesOutError("office_doctype", system or "")
+
+    def _instruction(self, target: str, data: str) -> None:
+        if target not in {"mso-application", "mso-contentType"}:
+            raise _ReachesOutError("office_doctype", data)
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        local = tag.rpartition(":")[2]
+        self.open.append(local)
+        if local in _ACTIVE:
+            raise _ReachesOutError("office_active_part", " ".join(attributes.values()))
+        for name, value in attributes.items():
+            if name != "xmlns" and not name.startswith("xmlns:"):
+                self._attribute(local, name.rpartition(":")[2], value)
+        if local in _FORMULAS or local in _WORDS:
+            self.held.clear()
+
+    def _attribute(self, local: str, name: str, value: str) -> None:
+        remote = _REMOTE.match(value) is not None
+        if self.rels:
+            if (
+                (name == "TargetMode" and value.strip().lower() == "external")
+                or (name == "Target" and remote and not value.startswith("../"))
+                or (name == "Type" and value.rpartition("/")[2].lower() in _REL_TYPES)
+            ):
+                raise _ReachesOutError("office_external", value)
+        elif name in {"href", "src"} and remote:
+            raise _ReachesOutError("office_external", value)
+        elif name in {"schemaLocation", "noNamespaceSchemaLocation"}:
+            raise _ReachesOutError("office_doctype", value)
+        elif (name == "action" and _ACTION.match(value)) or (name == "ContentType" and _CONTENT.search(value)):
+            raise _ReachesOutError("office_active_part", value)
+        elif name == "instr" and _FIELDS.search(value):
+            raise _ReachesOutError("office_field", value)
+        elif name == "formula" or (local == "definedName" and name == "refersTo"):
+            _formula(value)
+
+    def _end(self, tag: str) -> None:
+        local = self.open.pop()
+        del tag
+        if local in _WORDS:
+            words = "".join(self.held)
+            self.fields.append(words)
+            if _FIELDS.search(words):
+                raise _ReachesOutError("office_field", words)
+        elif local in _FORMULAS:
+            _formula("".join(self.held))
+
+    def _data(self, data: str) -> None:
+        if self.open and (self.open[-1] in _FORMULAS or self.open[-1] in _WORDS):
+            self.held.append(data)
 
 
-def _element(body: bytes, at: int) -> bytes:
-    start = body.rfind(b"<", 0, at)
-    end = body.find(b">", at)
-    return body[max(start, 0) : end + 1][:400]
+def _formula(text: str) -> None:
+    if _FETCHING.search(_STRING.sub('""', text)):
+        raise _ReachesOutError("office_formula", text)
