@@ -270,6 +270,27 @@ def test_a_notebook_shows_no_raw_cell_and_no_link() -> None:
     assert "https:" not in json.dumps(cells[1]["outputs"])
 
 
+@pytest.mark.parametrize(
+    "book",
+    [
+        {"cells": 5}, {"cells": [5, None, {}]}, {"cells": [{"cell_type": "code", "outputs": 5}]}, {"cells": [{"cell_type": "code", "outputs": {"a": 1}}]},
+        {"cells": [{"cell_type": "code", "outputs": [{"output_type": "display_data", "data": [1]}]}]}, {"cells": [{"cell_type": 5, "source": {"a": 1}}]}, [], 5,
+    ],
+)  # fmt: skip
+def test_a_file_of_another_shape_is_refused_or_rebuilt_never_a_crash(book: object) -> None:
+    """E5: an index or attribute error of a hostile shape came out of the guard."""
+    for made in (
+        guard().ipynb(json.dumps(book)),
+        guard().teams(json.dumps({"type": "AdaptiveCard", "body": book, "url": book})),
+    ):
+        assert made.fell_back == (not made.text)
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": Infinity}', '{"a": 1e999}'])
+def test_json_that_is_none_is_refused(text: str) -> None:
+    assert guard().json(text).fell_back
+
+
 @pytest.mark.parametrize("call", ["markdown", "html", "text", "csv", "json", "slack", "office", "log_line"])
 @pytest.mark.parametrize("given", [None, 5, {"a": 1}])
 def test_what_is_no_text_is_a_typed_error(call: str, given: object) -> None:

@@ -199,14 +199,14 @@ def json_file(text: str, report: Report) -> str:
     """Return a JSON document without `$schema` and remote references.
 
     Raises:
-        ValueError: it is no JSON, or nests too deep.
+        ValueError: it is no JSON (RFC 8259 has no NaN), or nests too deep.
 
     """
     try:
         data = json.loads(text)
     except RecursionError:
         raise ValueError("it nests too deep") from None
-    return json.dumps(_json(data, report, 0), ensure_ascii=False, indent=2) + "\n"
+    return json.dumps(_json(data, report, 0), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
 def _json(node: Any, report: Report, depth: int) -> Any:

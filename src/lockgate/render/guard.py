@@ -305,8 +305,8 @@ class Guard:
             return Rendered("", (Denial("file_too_large", sink, "file"),), dropped, fell_back=True)
         try:
             return Rendered(method(text, report), tuple(denials))
-        except (ValueError, TooComplex, RecursionError):
-            denials.append(Denial("file_refused", sink, "file"))
+        except (ValueError, TypeError, AttributeError, LookupError, TooComplex, RecursionError):
+            denials.append(Denial("file_refused", sink, "file"))  # it has not the shape of its kind
             return Rendered("", tuple(denials), fell_back=True)
 
     def _cell_markdown(self, text: str) -> str:
