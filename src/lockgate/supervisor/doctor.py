@@ -34,6 +34,7 @@ _SECONDS: Final = 90.0
 _TIMED: Final = 9
 _COLD: Final = 3
 _WARM_SECONDS: Final = 2.0
+_TIDY_SECONDS: Final = 10.0
 
 
 class Doctor:
@@ -64,6 +65,7 @@ class Doctor:
         self._since = 0.0
         self._asked: dict[Rung, list[attack.Row]] = {}
         self._weak: dict[Rung, str] = {}
+        self._lent: list[Key] = []
         self._number = 0
         base = engine.deck
         # The probes are ours: whatever is missing of a rung's wall is reported, and keeps none of them from running.
@@ -126,6 +128,9 @@ class Doctor:
                 self._errors[rung] = err
                 self._engine.reactor.defer(self._next)
                 return
+            if not self._engine.pool.knows(key):
+                self._lent.append(key)
+                self._engine.pool.target(key, 0)  # the one machine that is asked, and none behind it
         self._number += 1
         most = self._engine.settings.bounds
         bounds = msgspec.structs.replace(
@@ -165,15 +170,16 @@ class Doctor:
             self._finish()
 
     def _finish(self, deadline: float | None = None) -> None:
-        """Let go of the machines of unusual classes, then report."""
-        deadline = deadline or time.monotonic() + _WARM_SECONDS
-        most = self._engine.settings.bounds
+        """Let go of the machines of unusual classes and of other rungs, then report."""
+        deadline = deadline or time.monotonic() + _TIDY_SECONDS
+        pool, most = self._engine.pool, self._engine.settings.bounds
+        gone = [pool.leave(key) for key in self._lent]
         if self._cold and self._key is not None:
             classes = [msgspec.structs.replace(most, inodes=self._cold_files + n) for n in range(_COLD)]
-            gone = [self._engine.pool.forget(self._key, bounds) for bounds in classes]
-            if not all(gone) and time.monotonic() < deadline:
-                self._engine.reactor.after(0.005, lambda: self._finish(deadline))
-                return
+            gone += [pool.forget(self._key, bounds) for bounds in classes]
+        if not all(gone) and time.monotonic() < deadline:
+            self._engine.reactor.after(0.005, lambda: self._finish(deadline))
+            return
         done, self._done = self._done, _no_report
         done(self._report())
 

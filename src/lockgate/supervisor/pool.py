@@ -153,6 +153,20 @@ class Pool:
         self._drop_shelf(line, klass)
         return True
 
+    def knows(self, key: Key) -> bool:
+        """Whether machines of `key` were asked for before."""
+        return key in self._lines
+
+    def leave(self, key: Key) -> bool:
+        """Keep no machine and no template of `key` any more; False while one is being made or waited for."""
+        line = self._lines.get(key)
+        if line is None:
+            return True
+        if line.starting or line.waiting or any(shelf.growing for shelf in line.shelves.values()):
+            return False
+        self._drop_line(line)
+        return True
+
     def weakness(self, key: Key) -> Weakness | None:
         """Return what of the rung's wall is missing in the present template of `key`; None before there is one."""
         line = self._lines.get(key)
