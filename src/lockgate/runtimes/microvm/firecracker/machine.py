@@ -41,7 +41,7 @@ LOAD: Final[Mapping[str, object]] = {
 SAVE: Final[Mapping[str, object]] = {"snapshot_type": "Full", "snapshot_path": "/s", "mem_file_path": "/m"}
 _CID: Final = 3
 _VMM_BYTES: Final = 64 * MiB
-_LOAD_SECONDS: Final = 5.0
+_LOAD_SECONDS: Final = 20.0
 _RETRY: Final = 0.01
 
 State = Literal["FILE", "LOADED", "LEASED", "DEAD"]
