@@ -113,7 +113,7 @@ def _cells(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     "cell",
-    ["+49 170 1234567", "+1 (555) 010 0199", "-1,000.50", "-1.000,5", "-1 234", "-.5", "-5 %", "-", "--", "% of all", "|x|", "a=b", "5-3"],
+    ["+49 170 1234567", "+1 (555) 010 0199", "-1,000.50", "-1.000,5", "-1 234", "-.5", "-5 %", "-$5.00", "-5 \u20ac", "+5\u00b0C", "\u22125", "-", "--", "% of all", "|x|", "a=b", "5-3"],
 )  # fmt: skip
 def test_cells_that_calculate_nothing_stay(cell: str) -> None:
     """E5: negative numbers, telephone numbers and dashes are not formulas."""
@@ -356,6 +356,11 @@ def test_a_formula_is_denied_when_a_cell_was_changed() -> None:
     assert made.denials[0].host is None
     assert guard().csv('=IMAGE("https://attacker.example/")').denials[0].host == "attacker[.]example"
     assert guard().csv([["-5", "x", "it's =fine"]]).denials == ()
+
+
+def test_a_script_that_names_no_host_is_told_too() -> None:
+    for text in ("<script>x()</script>a", "a <iframe></iframe>", "<object></object>"):
+        assert guard().markdown(text).denials[0].reason.startswith("markup_removed:")
 
 
 def test_the_host_of_a_style_is_told() -> None:

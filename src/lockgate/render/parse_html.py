@@ -45,6 +45,8 @@ _ANY_TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)")
 _OPEN: Final = frozenset(
     "area base br col dd dt hr img input li link meta option p param source td th tr track wbr".split()  # noqa: SIM905
 )
+# Elements whose loss is told even where they name no host.
+_ACTIVE: Final = frozenset(["applet", "embed", "frameset", "iframe", "object", "portal", "script"])
 _DEEP: Final = 1000
 _FETCHES: Final = re.compile(r"(?i)(?:[a-z][a-z0-9+.-]*:|//|\\\\|url\s*\(|@import)")
 
@@ -112,12 +114,16 @@ class _Builder:
 
     def report_below(self, node: Any) -> None:
         """Note what stands in an element that goes with its content."""
+        known, active = len(self.found.markup), ""
         for one in node.traverse(include_text=True):
             if one.tag == "-text":
                 if _FETCHES.search(one.text_content or ""):
                     self.found.markup.append((node.tag, one.text_content))
             elif (one.tag or "")[:1].isalpha():
+                active = active or (one.tag if one.tag in _ACTIVE else "")
                 self.report(one)
+        if active and len(self.found.markup) == known:
+            self.found.markup.append((active, ""))
 
     def _enter(self, depth: int) -> None:
         self.nodes += 1

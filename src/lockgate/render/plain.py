@@ -11,10 +11,12 @@ from typing import Final
 
 from lockgate.render.visible import clean, defang, escape_controls
 
-# What no program calculates with: a number, with groups of thousands or not, or a telephone number in groups.
+# What no program calculates with: a number or an amount, with groups of thousands or not, or a telephone number.
 HARMLESS_CELL: Final = re.compile(
-    r"[+-]?(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,3}(?:[. \u00a0][0-9]{3}){1,4})?(?:[.,][0-9]{1,15})?"
-    r"(?<=[0-9])(?:[eE][+-]?[0-9]{1,3})?[ \u00a0]?%?\Z|\+[0-9]{1,3}(?: \(?[0-9]{1,8}\)?){1,6}\Z|--?\Z"
+    r"[+\u2212-]?[$\u20ac\u00a3\u00a5]?"
+    r"(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,3}(?:[. \u00a0][0-9]{3}){1,4})?"
+    r"(?:[.,][0-9]{1,15})?(?<=[0-9])(?:[eE][+-]?[0-9]{1,3})?(?:[ \u00a0]?(?:[%$\u20ac\u00a3\u00a5]|\u00b0[CFK]?))?\Z"
+    r"|\+[0-9]{1,3}(?: \(?[0-9]{1,8}\)?){1,6}\Z|--?\Z"
 )
 _TRIGGERS: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20\u2212\ufe62\ufe63\ufe66\ufe6b\t\r\n")
 _QUOTES: Final = frozenset("\"'\u2018\u2019\u201c\u201d\u00ab\u00bb`")
