@@ -320,6 +320,8 @@ def test_floods_end_soon() -> None:
         assert guard().markdown(flood).text
     guard().csv("\n" * 250_000)
     guard().csv("=" * 250_000)
+    guard().github("`" * 120_000 + "x\n@a\n" + "`" * 120_000)
+    _office(SHEET, f"<f>{'a-' * 20_000}:</f>")
     assert time.monotonic() - began < 60
 
 

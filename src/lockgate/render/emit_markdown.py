@@ -44,7 +44,7 @@ _SAFE_MATH: Final = re.compile(
 _TAG_INFO: Final = "text"
 # What is passed over comes first: an escape, a fence, a code span, a live URL. Emitted code spans have one backtick.
 _FORGE: Final = re.compile(
-    r"\\#(?=[0-9])|\\.|(?P<fence>`{3,})[^`\n]*\n(?s:.*?)\n[> \t]*(?P=fence)(?=\n|\Z)|`[^`\n]*`|<https?://[^>\n]*>|"
+    r"\\#(?=[0-9])|\\.|(?P<fence>`{3,}+)[^`\n]*\n(?s:.*?)\n[> \t]*(?P=fence)(?=\n|\Z)|`[^`\n]*`|<https?://[^>\n]*>|"
     r"(?<![\w/])@(?=\w)"
 )
 _REPOSITORY: Final = re.compile(r"[\w.-]+/(?:[\w.-]|\\[._])+\Z")

@@ -36,7 +36,7 @@ _STRING: Final = re.compile(r'"(?:[^"]++|"")*+"')
 # Functions that fetch or run; another file in brackets before a sheet; a DDE channel; a file in ODF's notation.
 _FETCHING: Final = re.compile(
     r"(?i)\b(?:WEBSERVICE|IMAGE|HYPERLINK|IMPORT\w+|RTD|CALL|REGISTER(?:\.ID)?|DDE|FILTERXML|EXEC|SQL\.REQUEST)\s*\("
-    r"|'[^']*\[[^\[\]']*\][^']*'!|\[[^\[\]]*\][\w.$]*!|\w\|[^|!]*!|'?[a-z][a-z0-9+.-]*:/+|\\\\"
+    r"|'[^']*\[[^\[\]']*\][^']*'!|\[[^\[\]]*\][\w.$]*!|\w\|[^|!]*!|(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}:/|\\\\"
 )
 _FORMULAS: Final = frozenset(
     {"f", "formula", "formula1", "formula2", "definedName", "calculatedColumnFormula", "totalsRowFormula"}
