@@ -149,6 +149,27 @@ def test_mail_breaks_names_in_code_blocks_too() -> None:
         assert find_live(guard().email_html(text).text.replace("<", " ").replace(">", " ")) is None
 
 
+def test_a_subject_keeps_its_script_on_one_line() -> None:
+    """E5: a mail's subject is encoded words (RFC 2047), whose decoded form is one line without a link."""
+    assert guard().subject("Offer 2").text == "Offer 2"
+    made = guard().subject("Größe 寸法\r\nBcc: a@attacker.example https://attacker.example " + "ä" * 300)
+    assert made.text.isascii()
+    assert all(len(word) <= 75 for word in made.text.split())
+    shown = str(make_header(decode_header(made.text)))
+    assert shown.startswith("Größe 寸法\\x0aBcc: a[at]attacker[.]example https[:]//attacker[.]example ää")
+    assert len(shown) == 200
+    assert made.truncated > 300
+
+
+@pytest.mark.parametrize(("name", "most"), [("discord", 2000), ("header", 200), ("subject", 200), ("cell", 32_767)])
+def test_what_a_sink_has_no_room_for_is_counted(name: str, most: int) -> None:
+    """E5: a cut is told, in bytes."""
+    assert getattr(guard(), name)("x" * most).truncated == 0
+    assert getattr(guard(), name)("x" * (most + 7)).truncated == 7
+    assert guard().csv([["x" * 32_770, "y"]]).truncated == 3
+    assert guard().csv("x" * 32_769).truncated == 2
+
+
 def test_a_header_is_never_an_encoded_word() -> None:
     """E5: RFC 2047 words are decoded by the mail client, after every look at them."""
     made = guard().header("=?utf-8?b?aHR0cHM6Ly9hdHRhY2tlci5leGFtcGxlLw==?=").text

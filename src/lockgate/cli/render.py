@@ -22,7 +22,7 @@ SINKS: Final = {
     "adaptive-card": "adaptive_card", "github": "github", "jira": "jira",
     "jira-wiki": "jira_wiki", "csv": "csv", "cell": "cell",
     "svg": "svg", "xml": "xml", "json": "json", "yaml": "yaml", "ipynb": "ipynb", "latex": "latex", "header": "header",
-    "office": "office",
+    "subject": "subject", "office": "office",
 }  # fmt: skip
 _WITH_SOURCE: Final = frozenset({"markdown", "html", "email"})
 _INPUT_BYTES: Final = 64 * 1024 * 1024

@@ -33,6 +33,7 @@ from lockgate.render.tree import (
 from lockgate.render.visible import clean, defang
 
 _SLACK_CHARS: Final = 3000
+DISCORD_CHARS: Final = 2000
 _MRKDWN: Final = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 _FLAGS: Final = {"em": "italic", "strong": "bold", "del": "strike"}
 
@@ -110,9 +111,9 @@ def mrkdwn(text: str) -> str:
     return defang(clean(text)[0]).translate(_MRKDWN)
 
 
-def discord(text: str) -> dict[str, Any]:
-    """A message body: links broken, embeds suppressed (flag 4), nobody mentioned."""
-    return {"content": defang(clean(text)[0])[:2000], "flags": 4, "allowed_mentions": {"parse": []}}
+def discord(words: str) -> dict[str, Any]:
+    """A message body of broken words: embeds suppressed (flag 4), nobody mentioned."""
+    return {"content": words, "flags": 4, "allowed_mentions": {"parse": []}}
 
 
 def adaptive_card(blocks: list[Block]) -> dict[str, Any]:

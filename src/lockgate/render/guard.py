@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
+
 from lockgate.contract.errors import ConfigError, HostFault
 from lockgate.policy.canary import Needles
 from lockgate.render import chat, emit_html, emit_markdown, files, office, plain, selfcheck, tickets
@@ -84,7 +86,9 @@ class Guard:
 
     def discord(self, text: str | bytes) -> Rendered:
         """A Discord message body, as JSON."""
-        return self._words(text, "discord", lambda value: (_dump(chat.discord(value)), 0))
+        return self._words(
+            text, "discord", plain.text, most=chat.DISCORD_CHARS, wrap=lambda words: _dump(chat.discord(words))
+        )
 
     def adaptive_card(self, text: str | bytes) -> Rendered:
         """An Adaptive Card, as JSON, from Markdown or from a card."""
@@ -120,12 +124,18 @@ class Guard:
         return self._words(text, "latex", lambda value: (plain.latex(value), 0))
 
     def header(self, text: str | bytes) -> Rendered:
-        """One header value or subject line."""
-        return self._words(text, "header", lambda value: (plain.header_value(value), 0))
+        """One header value, in ASCII."""
+        return self._words(text, "header", lambda value: (plain.header_value(value), 0), most=plain.HEADER_CHARS)
+
+    def subject(self, text: str | bytes) -> Rendered:
+        """A mail's subject, or another of its fields that are words: encoded where it is not ASCII."""
+        return self._words(
+            text, "header", lambda value: (plain.subject(value), 0), most=plain.HEADER_CHARS, wrap=plain.encoded
+        )
 
     def cell(self, text: str | bytes) -> Rendered:
         """One spreadsheet cell (CSV and xlsx), never a formula."""
-        return self._words(text, "csv", lambda value: (plain.cell(value), 0))
+        return self._words(text, "csv", lambda value: (plain.cell(value), 0), most=plain.CELL_CHARS)
 
     def csv(self, rows: Sequence[Sequence[str | float | None]] | str | bytes) -> Rendered:
         """A CSV file from rows, or from CSV text, every cell quoted and inert.
@@ -135,9 +145,21 @@ class Guard:
 
         """
         if isinstance(rows, str | bytes):
-            return self._words(rows, "csv", lambda value: (_csv(plain.csv_rows(value)), 0))
+            return self._rows(rows, plain.csv_rows)
         table = table_of(rows)
-        return self._words("\n".join("\t".join(row) for row in table), "csv", lambda _: (_csv(table), 0), whole=True)
+        return self._rows("\n".join("\t".join(row) for row in table), lambda _: table, whole=True)
+
+    def _rows(self, raw: str | bytes, read: Callable[[str], list[list[str]]], *, whole: bool = False) -> Rendered:
+        over = 0
+
+        def method(value: str) -> tuple[str, int]:
+            nonlocal over
+            table = read(value)
+            over = plain.over(table)
+            return "".join(map(plain.csv_row, table)), 0
+
+        made = self._words(raw, "csv", method, whole=whole)
+        return msgspec.structs.replace(made, truncated=made.truncated + over)
 
     # ---- files -------------------------------------------------------------------------------------------------------
     def svg(self, text: str | bytes) -> Rendered:
@@ -277,8 +299,16 @@ class Guard:
         return selfcheck.check_html(out, approved) if sink in {"html", "email"} else None
 
     def _words(
-        self, raw: str | bytes, sink: Sink, method: Callable[[str], tuple[str, int]], *, whole: bool = False
+        self,
+        raw: str | bytes,
+        sink: Sink,
+        method: Callable[[str], tuple[str, int]],
+        *,
+        whole: bool = False,
+        most: int | None = None,
+        wrap: Callable[[str], str] = str,
     ) -> Rendered:
+        """Make plain words, at most `most` characters of them, in the structure that `wrap` gives them."""
         text, dropped = self._bounded(raw)
         if dropped and whole:  # rows are cut nowhere
             return Rendered("", (Denial("file_too_large", sink, "file"),), dropped, fell_back=True)
@@ -287,6 +317,10 @@ class Guard:
         made, removed = method(text)
         if dropped and sink not in {"csv", "discord", "header"}:
             made += " " + _MARKER.format(dropped)
+        if most is not None and len(made) > most:
+            dropped += len(made[most:].encode("utf-8", "replace"))
+            made = made[:most]
+        made = wrap(made)
         return Rendered(made, (*noticed(text, sink, made), *self._invisible(removed, sink)), dropped)
 
     def _invisible(self, removed: int, sink: str) -> tuple[Denial, ...]:
@@ -311,10 +345,6 @@ class Guard:
 
     def _cell_markdown(self, text: str) -> str:
         return self._emit(text, "github", "markdown", Budget(run_urls=self._run_urls)).text
-
-
-def _csv(rows: list[list[str]]) -> str:
-    return "".join(map(plain.csv_row, rows))
 
 
 def _words_only(text: str, dropped: int = 0) -> list[Block]:

@@ -7,6 +7,7 @@ Rule 2: what the sink's program would execute or link becomes a visible escape; 
 from __future__ import annotations
 
 import re
+from email.header import Header
 from typing import Final
 
 from lockgate.render.visible import clean, defang, escape_controls
@@ -62,7 +63,7 @@ def cell(value: str) -> str:
 
     Source: OWASP CSV injection; the first character counts after white space and quotes too.
     """
-    cleaned = clean(value.replace("\r\n", "\n").replace("\r", "\n"))[0][:CELL_CHARS]
+    cleaned = clean(value.replace("\r\n", "\n").replace("\r", "\n"))[0]
     if HARMLESS_CELL.match(cleaned):
         return cleaned
     if cleaned[:1] in _TRIGGERS or _first(cleaned) in _TRIGGERS or value[:1] in _TRIGGERS:
@@ -99,9 +100,14 @@ def csv_rows(value: str) -> list[list[str]]:
     return [*rows, row] if row else rows
 
 
+def over(rows: list[list[str]]) -> int:
+    """How many bytes of these cells do not fit into a spreadsheet's."""
+    return sum(len(value[CELL_CHARS:].encode("utf-8", "replace")) for row in rows for value in row)
+
+
 def csv_row(values: list[str], delimiter: str = ",") -> str:
     """One row, every cell quoted (RFC 4180), ends in CR LF."""
-    return delimiter.join('"' + cell(value).replace('"', '""') + '"' for value in values) + "\r\n"
+    return delimiter.join('"' + cell(value)[:CELL_CHARS].replace('"', '""') + '"' for value in values) + "\r\n"
 
 
 def latex(value: str) -> str:
@@ -111,7 +117,16 @@ def latex(value: str) -> str:
 
 
 def header_value(value: str) -> str:
-    """One header value: visible ASCII and spaces, one line, 200 characters; never an encoded word (RFC 2047)."""
+    """One header value: visible ASCII and spaces, one line; never an encoded word (RFC 2047)."""
+    return "".join(c if " " <= c <= "~" else "?" for c in subject(value))
+
+
+def subject(value: str) -> str:
+    """One line of words in any script; what looks like an encoded word is none any more."""
     cleaned = clean(escape_controls(value, line=True))[0].replace("=?", "= ?")
-    one = " ".join(defang(cleaned).split())
-    return "".join(c if " " <= c <= "~" else "?" for c in one)[:HEADER_CHARS]
+    return " ".join(defang(cleaned).split())
+
+
+def encoded(line: str) -> str:
+    """Return a line as it stands in a mail's header: as it is in ASCII, else as encoded words (RFC 2047 section 2)."""
+    return line if line.isascii() else " ".join(Header(line, "utf-8", maxlinelen=75).encode().split())

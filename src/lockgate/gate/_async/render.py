@@ -191,8 +191,12 @@ class GateRender:
         return await self._show(run, lambda guard: guard.latex(text))
 
     async def header(self, text: str | bytes, *, run: Run) -> Rendered:
-        """One header value or subject line."""
+        """One header value, in ASCII."""
         return await self._show(run, lambda guard: guard.header(text))
+
+    async def subject(self, text: str | bytes, *, run: Run) -> Rendered:
+        """A mail's subject, or another of its fields that are words: encoded where it is not ASCII."""
+        return await self._show(run, lambda guard: guard.subject(text))
 
     async def cell(self, text: str | bytes, *, run: Run) -> Rendered:
         """One spreadsheet cell, never a formula."""

@@ -192,8 +192,12 @@ class GateRender:
         return self._show(run, lambda guard: guard.latex(text))
 
     def header(self, text: str | bytes, *, run: Run) -> Rendered:
-        """One header value or subject line."""
+        """One header value, in ASCII."""
         return self._show(run, lambda guard: guard.header(text))
+
+    def subject(self, text: str | bytes, *, run: Run) -> Rendered:
+        """A mail's subject, or another of its fields that are words: encoded where it is not ASCII."""
+        return self._show(run, lambda guard: guard.subject(text))
 
     def cell(self, text: str | bytes, *, run: Run) -> Rendered:
         """One spreadsheet cell, never a formula."""
