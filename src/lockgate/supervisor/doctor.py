@@ -17,6 +17,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from lockgate.contract import wire
+from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import HostFault, LockgateError
 from lockgate.contract.run import Rung, RunSpec
 from lockgate.contract.rungs import BOUNDARIES, BUILT, RUNGS, Weakness
@@ -66,6 +67,7 @@ class Doctor:
         self._asked: dict[Rung, list[attack.Row]] = {}
         self._weak: dict[Rung, str] = {}
         self._lent: list[Key] = []
+        self._asked_for: set[Bounds] = set()
         self._number = 0
         base = engine.deck
         # The probes are ours: whatever is missing of a rung's wall is reported, and keeps none of them from running.
@@ -136,6 +138,8 @@ class Doctor:
         bounds = msgspec.structs.replace(
             most, **{name: min(value, getattr(most, name)) for name, value in self._probe.bounds.items()}
         )
+        if rung is None:
+            self._asked_for.add(bounds)
         spec = RunSpec(ticket=f"doctor {self._number}", code=self._probe.code, rung=key.rung, bounds=bounds)
         run = Run(self._deck, -self._number, spec, self._probe.code.encode(), key)
         self._engine.runs[run.ident] = self._engine.tickets[spec.ticket] = run
@@ -172,11 +176,10 @@ class Doctor:
     def _finish(self, deadline: float | None = None) -> None:
         """Let go of the machines of unusual classes and of other rungs, then report."""
         deadline = deadline or time.monotonic() + _TIDY_SECONDS
-        pool, most = self._engine.pool, self._engine.settings.bounds
-        gone = [pool.leave(key) for key in self._lent]
-        if self._cold and self._key is not None:
-            classes = [msgspec.structs.replace(most, inodes=self._cold_files + n) for n in range(_COLD)]
-            gone += [pool.forget(self._key, bounds) for bounds in classes]
+        pool, key = self._engine.pool, self._key
+        gone = [pool.leave(other) for other in self._lent]
+        if key is not None:
+            gone += [pool.forget(key, bounds) for bounds in self._asked_for]
         if not all(gone) and time.monotonic() < deadline:
             self._engine.reactor.after(0.005, lambda: self._finish(deadline))
             return
