@@ -37,6 +37,17 @@ def test_a_bound_that_is_no_bound_is_refused(value: float) -> None:
         Bounds(wall=value)
 
 
+@pytest.mark.parametrize("value", ["1", None, True, [1], 1.5, 10**400, float("inf"), -(10**400)])
+def test_a_bound_of_another_form_is_refused_with_a_type_and_a_name(value: object) -> None:
+    """X9: also from Python, where nothing has converted it before."""
+    for make in (lambda: Bounds(calls=value), lambda: Bounds().narrow(calls=value)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="bound calls"):
+            make()
+    with pytest.raises(ConfigError, match="a very large number"):
+        Bounds(calls=10**5000)
+    assert Bounds().narrow(calls=5.0, wall=1.5).calls == 5
+
+
 def test_every_reason_has_one_sentence_and_a_next_step() -> None:
     assert set(SENTENCES) == set(get_args(Reason))
     assert all(sentence and step for sentence, step in SENTENCES.values())

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 import enum
 import inspect
-from typing import Annotated, Any, Literal
+import typing
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, MutableMapping, Sequence
+from decimal import Decimal
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 
 import msgspec
 import pytest
@@ -13,6 +19,8 @@ import lockgate.policy as lg
 from lockgate.contract.errors import LockgateError, RegistrationError
 from lockgate.policy import patterns, registry
 from lockgate.policy.registry import MAX_RESULT, Operations
+
+Item = TypeVar("Item")
 
 
 class Done(lg.Result):
@@ -82,6 +90,8 @@ GOOD: list[dict[str, Any]] = [
     {"callback": Annotated[str, OUTSIDE]},
     {"upload_path": Annotated[str, lg.PathBeneath("uploads")]},
     {"code": Annotated[str, msgspec.Meta(pattern=r"\A[A-Z]{2}[0-9]{4}\Z", max_length=6)]},
+    {"url_id": Annotated[str, lg.Id("url")], "callback_name": lg.Text[9], "endpoint_kind": Literal["a", "b"]},
+    {"lieutenant": lg.Text[9], "runner": lg.Text[9], "users": lg.ListOf[lg.Id["usr"], 5], "key": lg.Text[9]},
     {"user_agent_text": Annotated[str, lg.Text(20)], "running": bool, "agenda": Annotated[str, lg.Text(9)]},
 ]
 
@@ -95,11 +105,20 @@ TEXT = Annotated[str, lg.Text(20)]
 BAD: list[tuple[str, Any, str]] = [
     *(
         (name, TEXT, "whose call")
-        for name in ("tenant", "tenant_id", "user", "user_id", "agent", "agent_id", "run", "run_id")
+        for name in (
+            *("tenant", "tenant_id", "user", "user_id", "agent", "agent_id", "run", "run_id", "TENANT", "tenants"),
+            *("tenantId", "tenantid", "tenant2", "customerTenant", "userId", "userID", "userid", "username", "user2"),
+            *("user_uuid", "agentId", "runId", "the_user", "current_user", "acting_user", "asUser", "on_behalf_of"),
+            *("impersonate", "principal", "principalId", "impersonated_user", "__user__"),
+        )
     ),
     *(
         (name, TEXT, "credential")
-        for name in ("token", "access_token", "credential", "credentials", "api_key", "password")
+        for name in (
+            *("token", "access_token", "credential", "credentials", "api_key", "password", "accessToken", "authToken"),
+            *("accesstoken", "apiKey", "APIKey", "private_key", "privateKey", "clientSecret", "clientsecret", "jwt"),
+            *("passphrase", "bearer", "signing_key", "access_key_id", "secretKey", "token2"),
+        )
     ),
     ("budget", lg.Cents, "scope language"),
     ("approve", bool, "scope language"),
@@ -130,9 +149,15 @@ BAD: list[tuple[str, Any, str]] = [
     ("code", Annotated[str, msgspec.Meta(pattern=r"\A([a-z]+)+\Z", max_length=99)], "repeats a group"),
     *(
         (name, TEXT, "says URL")
-        for name in ("url", "callback_url", "callback", "webhook", "target_uri", "endpoint", "urls", "imageUrl")
+        for name in (
+            *("url", "callback_url", "callback", "webhook", "target_uri", "endpoint", "urls", "imageUrl", "URL"),
+            *("url_template", "urlToFetch", "web_hook", "webHook2", "callback_uri_text", "href", "call_back"),
+        )
     ),
-    *((name, TEXT, "says path") for name in ("path", "file", "filename", "upload_dir", "files")),
+    *(
+        (name, TEXT, "says path")
+        for name in ("path", "file", "filename", "upload_dir", "files", "outputDir", "fileName", "file_name")
+    ),
     ("order_id", Annotated[int, lg.Id("ord")], "is text"),
     ("order_ids", Annotated[list[bool], lg.Id("ord")], "is text"),
     ("part", Loose, "turns off"),
@@ -162,6 +187,17 @@ def test_an_argument_without_a_bound_is_refused_by_name(name: str, kind: Any, wh
         ({"timeout": 0}, "timeout"),
         ({"timeout": float("nan")}, "timeout"),
         ({"timeout": 301}, "timeout"),
+        ({"timeout": "5"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"max_result": 1.5}, "no size cap"),
+        ({"max_result": True}, "no size cap"),
+        ({"max_result": "9"}, "no size cap"),
+        ({"labels": None}, "no list"),
+        ({"labels": "private"}, "no list"),
+        ({"effect": "write", "idempotency": 5}, "no arguments"),
+        ({"effect": "write", "idempotency": ("amount", "amount")}, "twice"),
+        ({"effect": "write", "idempotency": None, "why": " "}, "two requests are the same"),
+        ({"effect": "write", "idempotency": ("amount",), "reconcile": 5}, "reconcile"),
         ({"effect": "wrte"}, "effect"),
         ({"effect": "write"}, "two requests are the same"),
         ({"effect": "write", "idempotency": None}, "two requests are the same"),
@@ -191,6 +227,96 @@ def test_a_declaration_that_cannot_be_held_is_refused(options: dict[str, Any], w
     with pytest.raises(RegistrationError, match=why) as caught:
         register(kind, **options)
     assert "op" in caught.value.message
+
+
+def result_of(kind: Any = str, name: str = "x", **options: Any) -> Any:
+    return msgspec.defstruct("Made", [(name, kind)], bases=(lg.Result,), frozen=True, kw_only=True, **options)
+
+
+class Spelled(lg.Result, rename={"value": "apiKey"}):
+    value: str
+
+
+class Tagged(lg.Result, tag_field="token", tag="x"):
+    value: str
+
+
+class Named(NamedTuple):
+    token: str
+
+
+class Table(TypedDict):
+    rest: Any
+
+
+@dataclasses.dataclass
+class Data:
+    access_token: str
+
+
+class Data2(msgspec.Struct):
+    a: int
+
+
+class Data3(msgspec.Struct):
+    b: int
+
+
+@dataclasses.dataclass
+class Data4:
+    plain: list[Data2]
+
+
+class Page(lg.Result, Generic[Item]):
+    items: list[Item]
+    note: str
+
+
+class OpenPage(lg.Result, Generic[Item]):
+    items: list[Item]
+    rest: Any
+
+
+Loosened = NewType("Loosened", dict)  # type: ignore[type-arg]
+OPEN_RESULTS: list[tuple[Any, str]] = [
+    *(
+        (result_of(name=name), "no call returns a credential")
+        for name in ("api_key", "apiKey", "accessToken", "accesstoken", "private_key", "clientSecret", "passphrase")
+    ),
+    (Spelled, "no call returns a credential"),
+    (Tagged, "no call returns a credential"),
+    (result_of(name="t\u043eken"), "outside ASCII"),
+    *(
+        (result_of(kind), "undeclared data")
+        for kind in (
+            *(typing.List, typing.Dict, typing.Tuple, typing.Mapping, Mapping, MutableMapping, Sequence),  # noqa: UP006
+            *(OrderedDict, defaultdict, Loosened, list[Loosened], object, type, Exception, complex, Item),
+            *(Table, OpenPage[str], Page[Any], list[Page[dict]]),  # type: ignore[type-arg]
+        )
+    ),
+    *((result_of(kind), "no call returns a credential") for kind in (Named, Data, list[Data], Page[Data] | None)),
+    (result_of(Data2 | Data3), "cannot read"),
+]
+
+
+@pytest.mark.parametrize(("result", "why"), OPEN_RESULTS)
+def test_a_result_that_could_carry_more_than_it_declares_is_refused(result: Any, why: str) -> None:
+    """C1: whatever the kind of the type and the spelling of the name."""
+    with pytest.raises(RegistrationError, match=why) as caught:
+        register(result=result)
+    assert "op.result" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Page[str], Page[Done], list[Page[int]] | None, dict[str, Done], tuple[int, ...], dt.datetime, Color,
+        Decimal, Annotated[float, msgspec.Meta(ge=0)], Literal["a"], Data4, Sequence[Done], frozenset[str],
+    ],
+)  # fmt: skip
+def test_a_result_of_closed_types_is_taken(kind: Any) -> None:
+    """The control of the test above."""
+    assert register(result=result_of(kind)).result_type.__struct_fields__ == ("x",)
 
 
 def test_a_write_may_say_why_it_has_no_idempotency() -> None:

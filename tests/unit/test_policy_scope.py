@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -151,6 +153,13 @@ def test_none_is_for_json_alone() -> None:
         ({"expires": True}, "no number"),
         ({"expires": "600"}, "no number"),
         ({"expires": 10**9}, "30 days"),
+        ({"expires": 10**400}, "30 days"),
+        ({"expires": 10**5000}, "30 days"),
+        ({"expires": -(10**400)}, "expired before"),
+        ({"allow": {"refund": {"amount": {"at_most": 10**5000}}}}, "very large one is no whole number"),
+        ({"allow": {"refund": {"amount": {"one_of": [10**5000]}}}}, "very large one is no whole number"),
+        ({"allow": {"refund": {"amount": {"one_of": [2**54]}}}}, "whole number"),
+        ({"allow": {"refund": {"budget": {"calls": 10**5000}}}}, "very large one is no whole number"),
         ({"allow": []}, "no table"),
         ({"allow": {"refund": []}}, "no table"),
         ({"allow": {"": {}}}, "short text"),
@@ -299,3 +308,28 @@ def test_narrowing_is_told_what_it_may_change() -> None:
     ):
         with pytest.raises(ScopeError, match=why):
             scope().narrow(**changes)  # type: ignore[arg-type]
+
+
+def test_what_is_no_text_or_number_is_refused_by_name() -> None:
+    """C3: whoever writes a scope in Python gets the same typed refusals as one who writes TOML."""
+    calls: list[Callable[[], object]] = [
+        *(partial(lg.Scope.from_json, one) for one in (None, 5, [])),
+        *(partial(lg.Scope.from_toml, one) for one in (None, 5, {})),
+        lambda: lg.minutes("5"),  # type: ignore[arg-type]
+        lambda: lg.budget(total=[1]),  # type: ignore[arg-type]
+        lambda: lg.budget(total="ab"),  # type: ignore[arg-type]
+        lambda: scope().narrow(expires=10**400),
+        lambda: scope().narrow(self=1),
+    ]
+    for call in calls:
+        with pytest.raises(ScopeError) as caught:
+            call()
+        assert caught.value.next_step
+
+
+@pytest.mark.parametrize("value", ["bogus", "ord_", "ord_1\n", "ORD_1", "ord_\u0661"])
+def test_a_value_that_the_argument_can_never_have_is_an_error_at_load(value: str) -> None:
+    """C3: the rules of an argument's own kind count too, not its plain type alone."""
+    rule(order_id={"one_of": ["ord_1"]}).compile(OPS, 0.0)
+    with pytest.raises(ScopeError, match="not of the argument's type"):
+        rule(order_id={"one_of": ["ord_1", value]}).compile(OPS, 0.0)

@@ -69,14 +69,15 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
+            value = _checked(name, getattr(self, name))
             if not (value > 0):
                 raise ConfigError(
-                    f"bound {name} is {value!r}, but must be above zero", next_step=f"give {name} a positive value"
+                    f"bound {name} is {_shown(value)}, but must be above zero",
+                    next_step=f"give {name} a positive value",
                 )
             if value > CEILINGS.get(name, value):
                 raise ConfigError(
-                    f"bound {name} is {value!r}, above its ceiling {CEILINGS[name]!r}",
+                    f"bound {name} is {_shown(value)}, above its ceiling {CEILINGS[name]!r}",
                     next_step=f"give {name} at most {CEILINGS[name]!r}: configuration narrows, never widens",
                 )
 
@@ -92,12 +93,31 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 raise ConfigError(
                     f"there is no bound {name!r}", next_step="use one of: " + ", ".join(self.__struct_fields__)
                 )
-            if value > getattr(self, name):
+            if _checked(name, value) > getattr(self, name):
                 raise ConfigError(
-                    f"bound {name}={value!r} would widen the present {getattr(self, name)!r}",
+                    f"bound {name}={_shown(value)} would widen the present {getattr(self, name)!r}",
                     next_step=f"give {name} at most {getattr(self, name)!r}",
                 )
         return msgspec.structs.replace(self, **changes)
+
+
+_FRACTIONS: Final = frozenset({"wall", "cpu", "cpu_share"})
+
+
+def _checked(name: str, value: object) -> int | float:
+    """Return `value`, or raise ConfigError when it is no number that this bound can have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"bound {name} is no number", next_step=f"give {name} a positive number")
+    if name not in _FRACTIONS and isinstance(value, float) and not value.is_integer():
+        raise ConfigError(
+            f"bound {name} is {value!r}, but is counted in whole numbers", next_step="give a whole number"
+        )
+    return value
+
+
+def _shown(value: float) -> str:
+    # Python does not write out an int of more than 4,300 digits (sys.set_int_max_str_digits).
+    return "a very large number" if isinstance(value, int) and value.bit_length() > 256 else repr(value)
 
 
 # Absolute ceilings: what a configuration file may ask for at most. A default may be below its ceiling.

@@ -17,18 +17,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, cast, g
 import msgspec
 
 from lockgate.contract.errors import RegistrationError
-from lockgate.policy import patterns
+from lockgate.policy import names, patterns
 from lockgate.policy.types import EXTRA_KEY, INT_LIMIT, ArgCheck, Args, IdCheck, PathCheck, TextCheck, UrlCheck, clean
 
-IDENTITY: Final = frozenset({"tenant", "user", "agent", "run"})
-CREDENTIAL: Final = frozenset(
-    {"token", "tokens", "credential", "credentials", "secret", "secrets", "password", "passwd", "apikey"}
-)
 RESERVED: Final = frozenset({"budget", "approve"})  # words of a scope's `where`
-URLISH: Final = frozenset({"url", "uri", "callback", "webhook", "endpoint"})
-PATHISH: Final = frozenset({"path", "file", "filename", "filepath", "dir", "directory", "folder"})
 MAX_DEPTH: Final = 8
-_SUFFIXES: Final = frozenset({"id", "ids", "name", "names", "key", "ref"})
 
 Get = Callable[[Any], Iterable[Any]]
 
@@ -147,12 +140,12 @@ class _Walk:
             self.field(inner, name, found[name], _step(get, name), (), depth, name if not path else None)
 
     def name(self, path: str, name: str) -> None:
-        """Refuse names that say identity or credential."""
-        parts = name.lower().split("_")
-        first, *rest = [part for part in parts if part] or [""]
-        if (first in IDENTITY and set(rest) <= _SUFFIXES) or "tenant" in parts:
+        """Refuse names that say identity or credential, and names that cannot be read."""
+        if not name.isascii():
+            self.refuse(path, "a name outside ASCII can look like another one", "call it in plain letters")
+        if names.says_identity(name):
             self.refuse(path, "an argument may not name whose call it is", "take it from call.principal")
-        if set(parts) & CREDENTIAL or {"api", "key"} <= set(parts):
+        if names.says_credential(name):
             self.refuse(path, "an argument may not carry a credential", "take it from call.mint()")
 
     def field(  # noqa: PLR0917 - it calls itself with all it knows
@@ -169,7 +162,7 @@ class _Walk:
             if len(arms) != 1:
                 self.refuse(path, "a union of several types has no single bound", "declare one type, optional or not")
             return self.field(path, name, arms[0], get, metas, depth, attribute, True)
-        found = [check for check in map(_check_of, metas) if check is not None]
+        found = [check for check in map(check_of, metas) if check is not None]
         pointer = "/" + path.replace(".", "/")
         self.checks += [FieldCheck(pointer, get, check, attribute, optional) for check in found]
         bounds = _Bounds.of(metas)
@@ -205,11 +198,10 @@ class _Walk:
 
     def text(self, path: str, name: str, bounds: _Bounds, kinds: set[str]) -> None:
         """Check a str: its name, its pattern, its length."""
-        last = name.lower().rstrip("0123456789").rpartition("_")[2]
-        if any(last.removesuffix("s").endswith(word) for word in URLISH) and "url" not in kinds:
+        if "url" not in kinds and names.says_url(name):
             self.refuse(path, "its name says URL, but its destinations are not declared (E6)",
                         'write Annotated[str, lg.Url("https://hooks.example/T1/*")]')  # fmt: skip
-        if last.removesuffix("s") in PATHISH and "path" not in kinds:
+        if "path" not in kinds and names.says_path(name):
             self.refuse(path, "its name says path, but nothing keeps it beneath a root",
                         'write Annotated[str, lg.PathBeneath("uploads")]')  # fmt: skip
         if bounds.pattern is not None:
@@ -259,7 +251,7 @@ class _Bounds(NamedTuple):
         return bounds
 
 
-def _check_of(meta: Any) -> ArgCheck | None:
+def check_of(meta: Any) -> ArgCheck | None:
     """Return the check in one piece of `Annotated` metadata: itself, or inside a `msgspec.Meta`."""
     if isinstance(meta, msgspec.Meta):
         meta = (meta.extra or {}).get(EXTRA_KEY)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
-from lockgate.policy.checks import Field
+from lockgate.policy.checks import Field, check_of
 from lockgate.policy.constraints import Constraint, refuse
 
 Test = Callable[[Any], object]
@@ -65,10 +65,25 @@ def _typed(where: str, values: Iterable[Any], annotation: Any) -> list[Any]:
     """Return the values as the argument's own type has them; one that it could never have is an error."""
     kind: Any = plain(annotation)
     target = get_args(kind)[0] if get_origin(kind) is list else annotation
+    rules = [one for one in map(check_of, metas(target)) if one is not None and one.stage == "decode"]
     try:
-        return [msgspec.convert(value, target, strict=True) for value in values]
-    except (msgspec.ValidationError, TypeError):
+        typed = [msgspec.convert(value, target, strict=True) for value in values]
+        fits = all(value is None or one.refuse(value) is None for value in typed for one in rules)
+    except (msgspec.ValidationError, TypeError, AttributeError, UnicodeError):
+        fits, typed = False, []
+    if not fits:
         refuse(where, "a value of one_of is not of the argument's type", "write values as the argument takes them")
+    return typed
+
+
+def metas(annotation: Any) -> tuple[Any, ...]:
+    """Return what stands beside an annotation's type, also where it may be None."""
+    origin, arms = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return (*metas(arms[0]), *arms[1:])
+    if origin in (typing.Union, types.UnionType):
+        return tuple(meta for arm in arms for meta in metas(arm))
+    return ()
 
 
 def plain(annotation: Any) -> Any:

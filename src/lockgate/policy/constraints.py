@@ -123,6 +123,9 @@ def one_of(*values: Scalar) -> Constraint:
         refuse("one_of()", "an empty set allows nothing", "name the values, or leave the operation out of allow")
     if len(values) > MAX_VALUES or not all(value is None or type(value) in (str, int, bool) for value in values):
         refuse("one_of()", "a value is no text, whole number or truth value", "write plain values, each for itself")
+    for value in values:
+        if type(value) is int:
+            _number("one_of()", value)
     unique = {(type(value).__name__, value): value for value in values}
     return Constraint("one_of", tuple(unique[key] for key in sorted(unique, key=repr)))
 
@@ -171,6 +174,8 @@ def length(most: int, least: int = 0) -> Constraint:
 
 def budget(*, calls: int | None = None, total: Mapping[str, int] | None = None) -> Budget:
     """Limit the number of calls and the sum of arguments over all calls of the run."""
+    if total is not None and not isinstance(total, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        refuse("budget()", "total is no table", 'write total={"amount": 5000}')
     total = dict(total or {})
     if calls is None and not total:
         refuse("budget()", "it limits nothing", "give calls=, total= or both")
@@ -207,6 +212,8 @@ def where(
 
 def minutes(number: float) -> float:
     """Return seconds."""
+    if type(number) not in (int, float):
+        refuse("minutes()", "is given no number", "write minutes(10)")
     return number * 60.0
 
 
@@ -239,5 +246,10 @@ def _conditions(where: str, arguments: Mapping[str, Constraint | Sequence[Constr
 
 def _number(where: str, number: object) -> int:
     if type(number) is not int or abs(number) > MAX_NUMBER:
-        refuse(where, f"{str(number)[:40]} is no whole number within 2**53", "money is in cents, without fractions")
+        refuse(where, f"{_shown(number)} is no whole number within 2**53", "money is in cents, without fractions")
     return number
+
+
+def _shown(value: object) -> str:
+    # Python does not write out an int of more than 4,300 digits (sys.set_int_max_str_digits).
+    return "a very large one" if type(value) is int and value.bit_length() > 256 else str(value)[:40]

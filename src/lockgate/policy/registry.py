@@ -227,7 +227,9 @@ class Operations:
             for field in made.idempotency or ():
                 if field not in made.fields:
                     checks.refuse(name, field, "idempotency names no argument", "use names of the arguments")
-            if reconcile is not None and (effect == "read" or len(inspect.signature(reconcile).parameters) != 2):
+            if reconcile is not None and (
+                effect == "read" or not callable(reconcile) or len(inspect.signature(reconcile).parameters) != 2
+            ):
                 checks.refuse(
                     name, "", "reconcile is for writes and takes (call, args)", "write reconcile=f for a write"
                 )
@@ -278,8 +280,12 @@ def _declared(
         checks.refuse(name, "", f"effect {effect!r} is none", 'say effect="read" or effect="write"')
     if isinstance(given, str) and given != "unset":
         checks.refuse(name, given, "idempotency is one text", f'write idempotency=("{given}",)')
+    if given is not None and not isinstance(given, str | tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
+        checks.refuse(name, "", "idempotency names no arguments", 'write idempotency=("order_id",)')
     key = None if given == "unset" or given is None else tuple(given)
-    if key == () or (effect == "write" and key is None and (given == "unset" or not why)):
+    if key is not None and len(set(map(repr, key))) != len(key):
+        checks.refuse(name, "", "idempotency names an argument twice", "name each once")
+    if key == () or (effect == "write" and key is None and (given == "unset" or not (why or "").strip())):
         checks.refuse(
             name, "", "a write that does not say when two requests are the same",
             'name the fields in idempotency=(...), or say idempotency=None, why="..."',
@@ -290,18 +296,20 @@ def _declared(
 
 
 def _timeout(fn: Callable[..., Any], timeout: float) -> float:
-    if not 0 < timeout <= MAX_TIMEOUT:
+    if type(timeout) not in (int, float) or not 0 < timeout <= MAX_TIMEOUT:
         checks.refuse(fn.__name__, "", f"timeout {timeout!r}", f"give seconds above 0, at most {MAX_TIMEOUT:g}")
     return float(timeout)
 
 
 def _max_result(fn: Callable[..., Any], size: int | None) -> int:
-    if size is None or not 0 < size <= MAX_RESULT:
+    if type(size) is not int or not 0 < size <= MAX_RESULT:
         checks.refuse(fn.__name__, "", "its result has no size cap", f"give max_result in bytes, at most {MAX_RESULT}")
     return size
 
 
 def _labels(fn: Callable[..., Any], labels: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(labels, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
+        checks.refuse(fn.__name__, "", "labels is no list of words", 'write labels=("private",)')
     for label in labels:
         if label not in LABELS:
             checks.refuse(fn.__name__, "", f"there is no label {label!r}", "use " + ", ".join(LABELS))

@@ -1,22 +1,28 @@
 """What may be returned: a model that drops what it does not declare, with nothing open and no credential (C1).
 
 Rule 1: no field can carry anything: a dict from a backend, `Any`, raw JSON. Undeclared data stays in the broker.
-Rule 2: no field is called like a credential.
+Rule 2: no field is called like a credential, in Python or in JSON.
 Rule 3: a URL counts as known to the render guard only where its field says `lg.SafeUrl`; what is not found is not live.
 """
 
 from __future__ import annotations
 
 import collections.abc
+import dataclasses
+import datetime as dt
+import decimal
+import enum
 import functools
 import types
 import typing
+import uuid
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
-from lockgate.policy.checks import CREDENTIAL, hints, refuse, show
+from lockgate.policy import names
+from lockgate.policy.checks import hints, refuse, show
 from lockgate.policy.types import DECOY_KEY, URL_SAFE_KEY, SafeUrl
 
 MAX_URLS: Final = 64
@@ -34,28 +40,86 @@ def check(operation: str, kind: Any) -> None:
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         refuse(operation, "", f"its result {show(kind)} has no model", "return a subclass of lg.Result")
     _result(operation, kind, "result", set())
+    try:
+        msgspec.json.Decoder(kind)
+    except TypeError:  # such as a union that JSON cannot tell apart
+        refuse(operation, "result", f"the decoder cannot read {show(kind)}", "declare types that JSON tells apart")
 
 
 def _result(operation: str, kind: Any, path: str, seen: set[Any]) -> None:
-    origin = get_origin(kind)
+    """Walk one type; what is not known to be closed is refused."""
+    if isinstance(kind, typing.NewType):
+        _result(operation, kind.__supertype__, path, seen)
+        return
+    origin, arms = get_origin(kind), get_args(kind)
     if origin is Literal:
         return
-    if origin is not None:
-        for arm in get_args(kind)[: 1 if origin is Annotated else None]:
+    if origin is Annotated:
+        _result(operation, arms[0], path, seen)
+    elif origin is None:
+        _class(operation, kind, path, seen)
+    elif arms and (origin in _UNIONS or origin in _MAPPINGS or origin in _SERIES or _is_struct(origin)):
+        if _is_struct(origin):  # a generic model: its own fields, then what it was made for
+            _class(operation, origin, path, seen)
+        for arm in arms:
             if arm is not Ellipsis:
                 _result(operation, arm, path, seen)
+    else:
+        _open(operation, kind, path)
+
+
+def _class(operation: str, kind: Any, path: str, seen: set[Any]) -> None:
+    if kind in seen or kind in _CLOSED:
         return
-    if kind in _OPEN:
-        refuse(operation, path, f"{show(kind)} would let undeclared data out", "declare the fields that may leave")
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
-        seen.add(kind)
-        found = hints(operation, kind)
-        for name in kind.__struct_fields__:
-            if _is_decoy(found[name]) and path == "result":
-                continue  # it may look like a credential: that is what it is for
-            if set(name.lower().split("_")) & CREDENTIAL:
+    if not isinstance(kind, type):
+        if not (isinstance(kind, typing.TypeVar) and any(kind in getattr(one, "__parameters__", ()) for one in seen)):
+            _open(operation, kind, path)
+        return  # the variable of a generic model: what stands for it is looked at where the model is used
+    if issubclass(kind, enum.Enum):
+        return
+    fields = _fields_of(kind)
+    if fields is None:
+        _open(operation, kind, path)
+    seen.add(kind)
+    found = hints(operation, kind)
+    for name, spelled in fields.items():
+        if path == "result" and _is_decoy(found.get(name)):
+            continue  # it may look like a credential: that is what it is for
+        for said in (name, spelled):
+            if not said.isascii():
+                refuse(operation, f"{path}.{name}", "a name outside ASCII can look like another one",
+                       "call it in plain letters")  # fmt: skip
+            if names.says_credential(said):
                 refuse(operation, f"{path}.{name}", "no call returns a credential (C1)", "leave the field out")
+        if name in found:
             _result(operation, found[name], f"{path}.{name}", seen)
+
+
+def _fields_of(kind: Any) -> dict[str, str] | None:
+    """Return the fields of a model and what JSON calls them; None when it is no model of a kind that drops the rest."""
+    if _is_struct(kind):
+        found = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+        tag = kind.__struct_config__.tag_field
+        return found if tag is None else found | {tag: tag}
+    if dataclasses.is_dataclass(kind):
+        return {field.name: field.name for field in dataclasses.fields(kind)}
+    if typing.is_typeddict(kind):
+        return {name: name for name in kind.__annotations__}
+    if _is_named(kind):
+        return {name: name for name in kind._fields} if set(kind._fields) <= set(kind.__annotations__) else None
+    return None
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _is_named(kind: type) -> bool:
+    return tuple in kind.__mro__ and "_fields" in vars(kind)
+
+
+def _open(operation: str, kind: Any, path: str) -> NoReturn:
+    refuse(operation, path, f"{show(kind)} would let undeclared data out", "declare the fields that may leave")
 
 
 def marks(operation: str, kind: Any) -> bool:
@@ -165,4 +229,9 @@ _MAPPINGS: Final = frozenset({dict, collections.abc.Mapping, collections.abc.Mut
 _SERIES: Final = frozenset(
     {list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Set, collections.abc.Collection}
 )
-_OPEN: Final = frozenset({Any, object, msgspec.Raw, dict, list, tuple, set, frozenset, typing.Dict, typing.List})  # noqa: UP006
+_CLOSED: Final = frozenset(
+    {
+        str, int, float, bool, type(None), bytes, bytearray, memoryview, dt.datetime, dt.date,
+        dt.time, dt.timedelta, decimal.Decimal, uuid.UUID, msgspec.UnsetType,
+    }
+)  # fmt: skip

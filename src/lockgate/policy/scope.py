@@ -116,7 +116,7 @@ class Scope:
         return compile_scope(self, operations, now, parent)
 
     def narrow(
-        self, *, allow: Allow | None = None, deny: Deny = (), expires: float | None = None, **other: object
+        self, /, *, allow: Allow | None = None, deny: Deny = (), expires: float | None = None, **other: object
     ) -> Scope:
         """Return a child scope.
 
@@ -205,12 +205,13 @@ class Scope:
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # An int is not asked whether it is finite: it may be larger than any float.
+    if type(value) is not int and not (isinstance(value, float) and math.isfinite(value)):
         refuse("expires", "is no number of seconds", "write expires=minutes(10)")
     if value <= 0:
-        refuse("expires", f"{value:g} s: it has expired before it began", "give seconds above zero")
+        refuse("expires", "it has expired before it began", "give seconds above zero")
     if value > MAX_SECONDS:
-        refuse("expires", f"{value:g} s is longer than 30 days", "open runs for as long as a task takes")
+        refuse("expires", "is longer than 30 days", "open runs for as long as a task takes")
     return float(value)
 
 

@@ -80,7 +80,9 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _text(text: str | bytes) -> str:
+def _text(text: object) -> str:
+    if not isinstance(text, str | bytes | bytearray):
+        _refuse("it is no text", "read the file first")
     if len(text) > MAX_BYTES:
         _refuse(f"it is larger than {MAX_BYTES} bytes", "name the few operations that the task needs")
     if isinstance(text, str):
