@@ -49,6 +49,8 @@ NR = {
 E = {name: getattr(__import__("errno"), name) for name in dir(__import__("errno")) if name.startswith("E")}
 PROBES = []
 FATAL = {"x32-getpid"}  # refused by the end of the process that asks
+# Two that trace each other stop at the first signal of either, and nobody is left to let them go on.
+TRACING = {"ptrace-traceme", "ptrace-seize-parent"}
 
 
 class Absent(Exception):
@@ -248,7 +250,8 @@ def run_all(only=None):
     ordered = sorted(PROBES, key=lambda entry: (entry[3], not entry[0].startswith(("leaked-", "inherited-"))))
     chosen = [one for one in ordered if only is None or one[0] in only]
     if slow:
-        together = [one for one in chosen if not one[3] and one[0] not in FATAL and not one[0].startswith("leaked-")]
+        apart = FATAL | TRACING
+        together = [one for one in chosen if not one[3] and one[0] not in apart and not one[0].startswith("leaked-")]
         rows += in_children(together)
         chosen = [one for one in chosen if one not in together]
     for ident, goal, function, _last in chosen:

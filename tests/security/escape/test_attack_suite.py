@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,17 @@ def test_the_list_holds_where_a_run_has_one_process() -> None:
     report = attack.judge("container", found, controls.Controls(rows={}, missing={}))
     assert report.reached == ()
     assert all(one.result is None for one in alone.values())
+
+
+def test_probes_that_trace_each_other_never_share_a_child(tmp_path: Path) -> None:
+    """X8: where a fork is dear the probes share one; two that trace each other stop at the first signal, for good."""
+    two = ("ptrace-traceme", "ptrace-seize-parent")
+    signalled = "PROBES.append(('signalled', 'Lateral', lambda: (os.kill(os.getpid(), signal.SIGCHLD), ''), False))\n"
+    head, _, last = attack.program([*two, "signalled"]).rpartition("\n")
+    assert "SLOW_FORK = 0.008" in head
+    script = tmp_path / "attack.py"
+    script.write_text(f"{head.replace('SLOW_FORK = 0.008', 'SLOW_FORK = 0.0')}\n{signalled}print(json.dumps({last}))\n")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(script)], capture_output=True, timeout=60, check=True, cwd=tmp_path
+    )
+    assert {row["id"] for row in json.loads(done.stdout)} == {*two, "signalled"}
