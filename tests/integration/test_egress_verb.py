@@ -108,7 +108,8 @@ def test_the_exit_code_is_the_command_s(verb: Verb, argv: tuple[str, ...], code:
         (("--env", "novalue"), "NAME=VALUE"),
         (("--device", "/dev/no-such-device"), "no-such-device"),
         (("--gateway", "/nonexistent", "--allow", "a.partner.example:443"), "--gateway"),
-        (("--gateway", "/nonexistent"), "egress serve"),
+        (("--gateway", "/nonexistent"), "no egress gateway at '/nonexistent'"),
+        (("--gateway", "/nonexistent"), "egress serve --directory"),
         (("--user", "no-such-user"), "next step"),
     ],
 )

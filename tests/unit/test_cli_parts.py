@@ -83,3 +83,18 @@ def test_an_error_of_ours_names_kind_and_place_and_no_value(
     shown = capsys.readouterr().err
     assert "ValueError at test_cli_parts.py" in shown
     assert "sk-synthetic" not in shown
+
+
+@pytest.mark.parametrize("argv", [[], ["egress"], ["audit"]])
+def test_nothing_asked_for_shows_the_help_and_no_empty_error(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    assert guarded(argv) == 2
+    shown = capsys.readouterr()
+    assert "--help" in shown.out + shown.err
+    assert "error:" not in shown.out + shown.err
+
+
+def test_a_line_that_is_no_case_is_told_without_an_expectation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "cases.jsonl"
+    file.write_text("no case\n")
+    assert guarded(["corpus", str(file)]) == 1
+    assert capsys.readouterr().err == "line 1: error: the line is no JSON object\n"

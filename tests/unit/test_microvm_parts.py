@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lockgate.cli import doctor
 from lockgate.contract.bounds import Bounds
-from lockgate.contract.errors import CannotIsolate, HostFault
+from lockgate.contract.errors import CannotIsolate, ConfigError, HostFault
 from lockgate.runtimes.microvm import build, initrd, kconfig, kernelimage, kernels, qemu, store, verdicts
 from lockgate.runtimes.microvm.qmp import LINE_BYTES, Qmp, QmpError
 from lockgate.runtimes.microvm.runtime import MicrovmTemplate
@@ -359,7 +359,7 @@ def test_a_machine_that_is_too_small_is_a_refusal_with_the_command() -> None:
 @pytest.mark.parametrize("source", ["/nonexistent/vmlinux", "/nonexistent/linux.deb"])
 def test_a_kernel_that_is_not_there_is_named(tmp_path: Path, source: str) -> None:
     place = store.Store(tmp_path)
-    with place.building() as work, pytest.raises(CannotIsolate, match="there is no kernel"):
+    with place.building() as work, pytest.raises(ConfigError, match="there is no kernel"):
         kernels.add(place, work, source, init=Path("/nonexistent"), progress=lambda _text: None)
 
 

@@ -95,7 +95,10 @@ def _other(error: Exception, *, as_json: bool) -> int:
     # typer carries its own copy of click in some versions, so usage errors are known by what they can do.
     message = getattr(error, "format_message", None)
     if callable(message) and isinstance(code := getattr(error, "exit_code", None), int):
-        usage = UsageError(str(message()), next_step="see: lockgate --help, or --help behind the verb")
+        text = str(message())
+        if not text and not as_json:  # nothing was asked for, and the help that was shown says what can be
+            return code
+        usage = UsageError(text or "no verb was named", next_step="see: lockgate --help, or --help behind the verb")
         show_error(usage, as_json=as_json)
         return code
     if type(error).__name__ == "Abort":

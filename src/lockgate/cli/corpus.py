@@ -26,7 +26,8 @@ def corpus(
         print_json(report)
     else:
         for failure in report.failures:
-            err().print(f"{failure.id}: expected {failure.expected}, got {failure.got}: {failure.reason}", markup=False)
+            wanted = f"expected {failure.expected}, got {failure.got}" if failure.expected else failure.got
+            err().print(f"{failure.id}: {wanted}: {failure.reason}", markup=False)
         sys.stdout.write(f"{report.passed} of {report.total} cases hold\n")
     return 1 if report.failures else 0
 

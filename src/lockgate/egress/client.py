@@ -69,8 +69,8 @@ class Control:
             except OSError as error:
                 self._sock.close()
                 raise HostFault(
-                    f"there is no egress gateway behind its control socket ({error.strerror})",
-                    next_step="start one: lockgate egress serve",
+                    f"there is no egress gateway at {gateway!r} ({error.strerror})",
+                    next_step="start one: lockgate egress serve --directory DIR",
                 ) from None
         self._sock.setblocking(True)
 

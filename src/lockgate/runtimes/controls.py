@@ -213,6 +213,6 @@ def _outside(
             return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Row])
         except (OSError, subprocess.TimeoutExpired, IndexError, msgspec.DecodeError) as error:
             raise HostFault(
-                f"the control could not be run ({type(error).__name__})",
-                next_step="run it by hand: " + " ".join(argv[:3]),
+                f"the control could not be run by {argv[0]} ({type(error).__name__})",
+                next_step="try again when this host is less busy, or leave them out: lockgate attack --no-controls",
             ) from None

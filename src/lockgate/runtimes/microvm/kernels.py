@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from lockgate.contract.errors import CannotIsolate, HostFault
+from lockgate.contract.errors import CannotIsolate, ConfigError, HostFault
 from lockgate.runtimes.microvm import initrd, kernelimage, layout
 from lockgate.runtimes.microvm.kconfig import MUST_BE_OFF, OFF, ON, fragment
 from lockgate.runtimes.microvm.store import KernelInfo, Progress, Store, digest_of
@@ -86,7 +86,8 @@ def add(
         modules: the /lib/modules/VERSION directory of a kernel given by path that has drivers as modules.
 
     Raises:
-        CannotIsolate: a tool or a driver is missing, or the image is none. HostFault: a step failed.
+        ConfigError: there is no such file. CannotIsolate: a tool or a driver is missing, or the image is none.
+        HostFault: a step failed.
 
     """
     words = source
@@ -134,7 +135,7 @@ def add(
 def _existing(path: str) -> Path:
     file = Path(path)
     if not file.is_file():
-        raise CannotIsolate(f"there is no kernel {path!r}", next_step="name a file, or: debian, source")
+        raise ConfigError(f"there is no kernel {path!r}", next_step="name a file, or: debian, source")
     return file.resolve()
 
 
