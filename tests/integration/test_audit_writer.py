@@ -223,6 +223,7 @@ def test_tail_of_one_run(audit_link: Start) -> None:
     assert [row.number for row in reader.tail(gate.path, 4, run="run_1")] == [11, 14, 17, 20]
     assert [row.number for row in reader.tail(gate.path, 2)] == [19, 20]
     assert list(reader.tail(gate.path, 0)) == []
+    assert [len(list(reader.tail(gate.path, 10**30, run=run))) for run in (None, "run_1")] == [20, 7]
 
 
 def test_a_killed_writer_denies_everything_and_the_next_one_says_what_is_lost(audit_link: Start) -> None:

@@ -135,7 +135,18 @@ def test_run_exports_to_a_directory(lockgate: Verb, home: Path, tmp_path: Path):
         (["run", "-", "--bound", "memory=x"], "config", 2),
         (["run", "-", "--bound", "nope=1"], "config", 2),
         (["run", "-", "--timeout", "9999"], "config", 2),
+        (["run", "-", "--bound", "memory=nan"], "config", 2),
+        (["run", "-", "--bound", "memory=1.5"], "config", 2),
+        (["run", "-", "--bound", "memory=" + "9" * 400], "config", 2),
+        (["run", "-", "--timeout", "nan"], "config", 2),
         (["run", "-", "--scope", "missing.toml"], "config", 2),
+        (["run", "pipe"], "config", 2),
+        (["run", "-", "--scope", "pipe"], "config", 2),
+        (["run", "-", "--config", "pipe"], "config", 2),
+        (["run", "-", "--config", "x" * 5000], "config", 2),
+        (["policy", "test", "pipe"], "config", 2),
+        (["render", "pipe"], "config", 2),
+        (["egress", "learn", "pipe"], "config", 2),
         (["run", "-", "--config", "missing.toml"], "config", 2),
         (["run", "-", "--no-such-option"], "usage", 2),
         (["run"], "usage", 2),
@@ -151,6 +162,8 @@ def test_run_exports_to_a_directory(lockgate: Verb, home: Path, tmp_path: Path):
 def test_bad_input_is_a_typed_error_in_both_forms(
     lockgate: Verb, home: Path, args: list[str], code: str, exit_code: int
 ):
+    if not (home / "pipe").exists():
+        os.mkfifo(home / "pipe")  # nobody will ever write to it, and nobody waits for that
     as_json = lockgate(*args, "--json", stdin=b"1")
     assert as_json.returncode == exit_code, as_json
     error = document(as_json)["error"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -194,6 +196,77 @@ def test_what_was_validated_is_what_is_handed_over(tmp_path: Path):
     config = load_text(FULL, tmp_path)
     (tmp_path / "handed").write_bytes(config.to_json())
     assert load(tmp_path / "handed") == config
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"secrets": {"a": {"ref": SECRET}}},
+        {"secrets": {"a": SECRET}},
+        {"backends": {"a": {"minter": "key", "key": SECRET}}},
+        {"backends": {"a": {"url": f"https://u:{SECRET}@h/"}}},
+        {"execution": {"pool": -7}},
+        {"execution": {"bounds": {"wall": -5}}},
+        {"execution": {"pol": 1}},
+    ],
+)
+def test_a_file_of_json_is_held_to_the_same_rules(tmp_path: Path, data: dict[str, object]):
+    """C4, C6: anybody can write the form in which a configuration is handed over."""
+    (tmp_path / "lockgate.toml").write_bytes(msgspec.json.encode(data | {"base": str(tmp_path)}))
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"base":"x"}', '{"base":5}', '{"base":"/x","base":"/y"}', ' {"base":"/x"}', '{"base": "/x"}']
+)
+def test_json_that_lockgate_did_not_write_is_refused(tmp_path: Path, text: str):
+    (tmp_path / "c").write_text(text)
+    with pytest.raises(ConfigError):
+        load(tmp_path / "c")
+
+
+def test_a_named_pipe_is_refused_and_nobody_waits_for_its_writer(tmp_path: Path):
+    """The control: the pipe of a shell, which has its writer, is read."""
+    os.mkfifo(tmp_path / "c.toml")
+    with pytest.raises(ConfigError, match="named pipe"):
+        load(tmp_path / "c.toml")
+    (tmp_path / "project").mkdir()
+    os.mkfifo(tmp_path / "project" / "pyproject.toml")
+    assert find(tmp_path / "project") is None
+    read, write = os.pipe()
+    try:
+        os.write(write, b"[execution]\npool = 3\n")
+        os.close(write)
+        assert load(f"/proc/self/fd/{read}").execution.pool == 3
+    finally:
+        os.close(read)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, None, 5, b"x"])
+def test_what_is_no_path_is_typed(path: Any):
+    with pytest.raises(ConfigError):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {5: 5}, {"execution": {5: 5}}, {"secrets": {None: {"ref": "file:x"}}}, {"secrets": {5: 5}}, None, [], 5,
+        {"execution": {"pool": 10**400}}, {"execution": {"bounds": {"wall": 10**400}}},
+    ],
+)  # fmt: skip
+def test_data_of_another_form_is_typed(data: Any):
+    with pytest.raises(ConfigError):
+        from_dict(data, "/x")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 400])
+def test_a_number_of_any_length_is_typed(number: str):
+    for key in ("pool", "bounds.wall", "bounds.memory"):
+        with pytest.raises(ConfigError):
+            load_text(f"[execution]\n{key} = {number}\n", "/x")
 
 
 def test_line_of_finds_tables_and_keys():

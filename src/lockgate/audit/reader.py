@@ -26,6 +26,8 @@ from lockgate.contract.errors import ConfigError
 
 __all__ = ["Finding", "Head", "Report", "every", "tail", "verify"]
 
+MAX_TAIL: Final = 2**31 - 1
+"""Rows that one look back can mean; more is every row."""
 _APPLICATION_ID: Final = 0x6C676174
 
 
@@ -55,7 +57,7 @@ def tail(
     path = Path(path)
     with _opened(path) as db:
         last = 0
-        kept: deque[StoredRow] = deque(maxlen=max(n, 0))
+        kept: deque[StoredRow] = deque(maxlen=min(max(n, 0), MAX_TAIL))
         if run is None:
             query = "SELECT * FROM (SELECT seq, body FROM rows ORDER BY seq DESC LIMIT ?) ORDER BY seq"
             for seq, body in db.execute(query, (kept.maxlen,)):

@@ -16,6 +16,7 @@ import typer
 from lockgate import config as configuration
 from lockgate.cli.output import progress
 from lockgate.config import Config
+from lockgate.config.files import open_named
 from lockgate.contract.errors import ConfigError
 from lockgate.gate.start import default_audit_path
 from lockgate.gate.sync import Gate
@@ -80,7 +81,7 @@ def read_text(path: Path, what: str) -> str:
 
     """
     try:
-        with path.open("rb") as file:
+        with open_named(path, what) as file:
             raw = file.read(SCOPE_BYTES + 1)
     except OSError as error:
         raise ConfigError(

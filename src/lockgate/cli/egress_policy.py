@@ -16,6 +16,7 @@ import typer
 from lockgate import config as configuration
 from lockgate.cli.common import ConfigPath, load_config, read_text
 from lockgate.cli.output import Json, fields, note, print_json
+from lockgate.config.files import open_named
 from lockgate.contract.errors import ConfigError
 from lockgate.policy.egress import Ask, EgressPolicy, How, Verdict
 from lockgate.policy.egress_learn import propose
@@ -139,7 +140,7 @@ def learn(
 def _destinations(log: Path) -> Iterator[str]:
     """Yield the destination of each row that was reported and not denied."""
     try:
-        with log.open("rb") as file:
+        with open_named(log, "the log") as file:
             head = file.read(len(_SQLITE))
     except OSError as error:
         raise ConfigError(
@@ -152,7 +153,7 @@ def _destinations(log: Path) -> Iterator[str]:
             if row.status == "reported":
                 yield str((row.detail or {}).get("destination", ""))
         return
-    with log.open("rb") as file:
+    with open_named(log, "the log") as file:
         text = file.read(_LOG_BYTES + 1)
     if len(text) > _LOG_BYTES:
         raise ConfigError(f"{str(log)!r} is over 256 MiB", next_step="split the file")

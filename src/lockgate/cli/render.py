@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from lockgate.cli.output import Json, err, print_json
+from lockgate.config.files import open_named
 from lockgate.contract.errors import ConfigError
 from lockgate.render import Guard, Provenance, Rendered, RenderPolicy
 
@@ -112,7 +113,7 @@ def _read(file: str) -> bytes:
     try:
         if file == "-":
             return sys.stdin.buffer.read(_INPUT_BYTES)
-        with Path(file).open("rb") as opened:
+        with open_named(Path(file), "the text") as opened:
             return opened.read(_INPUT_BYTES)
     except OSError as error:
         raise ConfigError(

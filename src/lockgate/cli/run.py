@@ -14,6 +14,7 @@ import typer
 from lockgate.cli.common import ConfigPath, empty_scope, gate_of, load_config, load_scope
 from lockgate.cli.output import Json, note, print_json
 from lockgate.config import Config
+from lockgate.config.files import open_named
 from lockgate.contract.errors import ConfigError
 from lockgate.contract.run import RunResult
 from lockgate.contract.rungs import AUTO
@@ -98,7 +99,7 @@ def _read(file: str, cap: int) -> bytes:
     try:
         if file == _STDIN:
             return sys.stdin.buffer.read(cap + 1)
-        with Path(file).open("rb") as opened:
+        with open_named(Path(file), "the program") as opened:
             return opened.read(cap + 1)
     except OSError as error:
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from lockgate.config.checks import checked, resolved
+from lockgate.config.files import open_named
 from lockgate.config.keys import check_keys, check_literals, type_error
 from lockgate.config.places import Where
 from lockgate.config.tables import Config
@@ -28,8 +29,12 @@ def load(path: str | Path) -> Config:
         ConfigError: there is no such file, it is not UTF-8, or its content is wrong.
 
     """
-    where = Path(path)
-    if where.is_dir():
+    try:
+        where = Path(path)
+        directory = where.is_dir()
+    except (TypeError, ValueError, OSError):  # no path, a NUL in it, or a name that is too long
+        raise ConfigError("that is no path of a configuration", next_step=f"name a {FILE_NAME}") from None
+    if directory:
         found = find(where)
         if found is None:
             raise ConfigError(
@@ -38,7 +43,7 @@ def load(path: str | Path) -> Config:
             )
         where = found
     try:
-        with where.open("rb") as file:
+        with open_named(where, "the configuration") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
@@ -65,8 +70,10 @@ def find(directory: str | Path = ".") -> Path | None:
         return own
     project = Path(directory) / "pyproject.toml"
     try:
-        tool = tomllib.loads(project.read_text("utf-8")).get("tool")
-    except (OSError, ValueError):  # ValueError: not UTF-8, or not TOML, and then it is no configuration of ours
+        with open_named(project, "the configuration") as file:
+            tool = tomllib.loads(file.read(MAX_BYTES).decode("utf-8")).get("tool")
+    # Not ours: no file, not UTF-8, not TOML, or larger than any configuration.
+    except (OSError, ValueError, RecursionError, ConfigError):
         return None
     return project if isinstance(tool, dict) and "lockgate" in tool else None
 
@@ -82,7 +89,7 @@ def load_text(text: str, base: str | Path, *, name: str = FILE_NAME) -> Config:
     """
     try:
         data: dict[str, Any] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also an int of more digits than Python reads
         place = re.search(r"\(at line \d+, column \d+\)|\(at end of document\)", str(error))
         raise ConfigError(
             f"{name} is not valid TOML {place[0] if place else ''}".rstrip(), next_step="correct that place"
@@ -105,21 +112,39 @@ def from_dict(data: Mapping[str, Any], base: str | Path, *, where: Where | None 
 
     """
     place = where or Where("the configuration")
+    if not isinstance(data, Mapping) or not _texts(data):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{place.name}: it is no table of names", next_step="write what lockgate.toml would hold")
     check_literals(data, place)
     check_keys(data, "", place)
     try:
         config = msgspec.convert(dict(data), Config)
     except msgspec.ValidationError as error:
         raise type_error(str(error), data, place) from None
+    except (OverflowError, UnicodeError):
+        raise ConfigError(f"{place.name}: a number or a text is out of range", next_step="correct it") from None
     except ConfigError as error:  # a bound: its message has a number, which is no secret
         raise ConfigError(f"{place('execution.bounds')}: {error.message}", next_step=error.next_step) from None
     return resolved(checked(config, place), Path(base), place)
 
 
+def _texts(data: object) -> bool:
+    """Whether every key is a text, at every depth."""
+    if not isinstance(data, Mapping):
+        return True
+    table = cast("Mapping[object, object]", data)
+    return all(isinstance(key, str) and _texts(value) for key, value in table.items())
+
+
 def _from_json(raw: bytes) -> Config:
+    """Read what `Config.to_json` wrote. Anybody can write such a file, so it is held to every rule of one in TOML."""
+    place = Where("the configuration")
     try:
-        return msgspec.json.decode(raw, type=Config)
-    except msgspec.DecodeError:
+        data = msgspec.json.decode(raw, type=dict[str, Any])
+        base = data.pop("base", "")
+    except (msgspec.DecodeError, RecursionError):
+        data, base = {}, ""
+    if not isinstance(base, str) or not base.startswith("/") or msgspec.json.encode(data | {"base": base}) != raw:
         raise ConfigError(
             "the configuration is not TOML and not one that lockgate wrote", next_step=f"name a {FILE_NAME}"
-        ) from None
+        )
+    return from_dict(data, base, where=place)

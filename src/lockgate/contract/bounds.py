@@ -101,17 +101,15 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return msgspec.structs.replace(self, **changes)
 
 
-_FRACTIONS: Final = frozenset({"wall", "cpu", "cpu_share"})
+FRACTIONS: Final = frozenset({"wall", "cpu", "cpu_share"})
 
 
 def _checked(name: str, value: object) -> int | float:
     """Return `value`, or raise ConfigError when it is no number that this bound can have."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"bound {name} is no number", next_step=f"give {name} a positive number")
-    if name not in _FRACTIONS and isinstance(value, float) and not value.is_integer():
-        raise ConfigError(
-            f"bound {name} is {value!r}, but is counted in whole numbers", next_step="give a whole number"
-        )
+        raise ConfigError(f"bound {name} is not a number", next_step=f"give {name} a positive number")
+    if name not in FRACTIONS and isinstance(value, float) and not value.is_integer():
+        raise ConfigError(f"bound {name} is not a whole number", next_step=f"give {name} a whole number")
     return value
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from lockgate.config import nearest
-from lockgate.contract.bounds import Bounds
+from lockgate.contract.bounds import FRACTIONS, Bounds
 from lockgate.contract.errors import BadScript, CannotIsolate, ConfigError, UnknownRung
 from lockgate.contract.run import Rung
 from lockgate.contract.rungs import BOUNDARIES, BUILT, RUNGS, WEAKNESSES, Weakness
@@ -103,18 +103,13 @@ def bounds(limits: Bounds, asked: Bounds | Mapping[str, float] | None, timeout: 
     else:
         changes = dict(asked or {})
     if timeout is not None:
+        for value in (timeout, changes.get("wall", timeout)):
+            if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError("the timeout is not a number", next_step="give seconds")
         changes["wall"] = min(timeout, changes.get("wall", timeout))
-    for name, value in changes.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"bound {name} is not a number", next_step=f"give {name} a number")
-        if name in ("wall", "cpu", "cpu_share"):
-            changes[name] = float(value)
-        elif name in _DEFAULTS.__struct_fields__ and value != int(value):
-            raise ConfigError(f"bound {name} is not a whole number", next_step=f"give {name} a whole number")
-    narrowed = limits.narrow(**changes)
-    return msgspec.structs.replace(
-        narrowed, **{k: int(v) for k, v in changes.items() if k not in ("wall", "cpu", "cpu_share")}
-    )
+    narrowed = limits.narrow(**changes)  # refuses what is no number before anything converts it
+    whole = {name: float(value) if name in FRACTIONS else int(value) for name, value in changes.items()}
+    return msgspec.structs.replace(narrowed, **whole)
 
 
 def broker_bounds(limits: Bounds, narrowed: Bounds) -> Bounds | None:
