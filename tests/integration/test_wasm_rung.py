@@ -345,7 +345,7 @@ def test_a_plain_user_has_the_rung_too(wasm_start: WasmStart, open_folder: Path)
     assert done.stdout in ("rootless None True b'42'\n", "none no outer wall True b'42'\n"), done
 
 
-WITHOUT = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" "$@"'
+WITHOUT = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all "$0" "$@"'
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -358,7 +358,7 @@ def test_a_host_without_user_namespaces(tmp_path: Path, wasm_start: WasmStart, a
     if accepted:
         lockgate += ["--accept-weaker", "no outer wall"]
     done = subprocess.run(
-        ["unshare", "-Ur", "sh", "-c", WITHOUT, *lockgate, str(tmp_path / "code.py")],
+        ["unshare", "--map-current-user", "--keep-caps", "sh", "-c", WITHOUT, *lockgate, str(tmp_path / "code.py")],
         capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path,
     )  # fmt: skip
     if "unshare" in done.stderr:

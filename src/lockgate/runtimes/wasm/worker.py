@@ -207,12 +207,13 @@ def _confine(job: Job, stages: Stages, output: Output) -> tuple[Instance, dict[s
     )
     process.close_from(layout.FD_IMAGE)  # both are mapped
     stages.next("ids")
-    if job.mode != "none" and "ids" not in skip:
+    own = job.mode != "none" and "ids" not in skip
+    if own:
         process.become(layout.NOBODY, layout.NOBODY)  # on this host: an id that no other live worker has
     stages.next("deathsig")
     process.die_with_parent()  # after the ids: a change of credentials clears it
     stages.next("rlimits")
-    _limits(job.child.request["bounds"])
+    _limits(job.child.request["bounds"], tasks=_NPROC if own else None)
     stages.next("caps")
     if "caps" not in skip:
         (caps.drop_all if job.mode != "none" else caps.drop_sets)()
@@ -220,6 +221,8 @@ def _confine(job: Job, stages: Stages, output: Output) -> tuple[Instance, dict[s
     process.set_dumpable(0)
     stages.next("prepare")
     instance.prepare()  # now the second thread is born, with no more rights than this one
+    if not own:
+        set_limits({resource.RLIMIT_NPROC: 0})
     stages.next("mdwe")
     if "mdwe" not in skip:
         facts["mdwe"] = process.refuse_exec_gain()  # the machine code is mapped: none is made from now on
@@ -230,14 +233,16 @@ def _confine(job: Job, stages: Stages, output: Output) -> tuple[Instance, dict[s
     return instance, facts
 
 
-def _limits(bounds: dict[str, Any]) -> None:
+def _limits(bounds: dict[str, Any], tasks: int | None) -> None:
+    """Set every limit. `tasks` is None without an id of its own: whatever else the user runs would count, too."""
     limits = {
         resource.RLIMIT_NOFILE: _NOFILE,
         **NO_LIMITS,
         resource.RLIMIT_FSIZE: 0,  # there is no file to write
-        resource.RLIMIT_NPROC: _NPROC,
         resource.RLIMIT_CPU: max(1, -int(-bounds["cpu"] // 1)),
     }
+    if tasks is not None:
+        limits[resource.RLIMIT_NPROC] = tasks
     set_limits(limits)
 
 
