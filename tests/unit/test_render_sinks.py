@@ -361,6 +361,16 @@ def test_names_that_only_some_linkifiers_take_for_names(text: str) -> None:
     assert ".com" not in made.replace("\\.com", "")
 
 
+@pytest.mark.parametrize(
+    "inner", ["`a~~ https://attacker.example`", "`~`", "[b](https://wiki.partner.example/~~a)", "*~~a `x` b~~*"]
+)
+def test_a_deletion_holds_no_tildes_but_its_own(inner: str) -> None:
+    """marked ends a deletion at tildes inside code and addresses: half of the code would be read as words."""
+    made = guard().markdown(f"x ~~d {inner} e~~ y").text
+    assert made.startswith("x d ")
+    assert guard().markdown("~~a `b` [c](https://wiki.partner.example/c)~~").text.startswith("~~a `b` [c]")
+
+
 def test_a_quote_in_an_alt_begins_no_attribute() -> None:
     """marked writes the alt between quotes as it stands: a handler in it would run."""
     made = guard().markdown(f"![a \" onerror='x()' b]({IMAGE})").text

@@ -224,12 +224,12 @@ def _pieces(inlines: list[Inline], out: list[_Piece], *, one_line: bool, cell: b
                 for child in node.inlines
                 for part in (child.inlines if isinstance(child, Span) and child.kind == node.kind else [child])
             ]
-            if plain(inner).strip() or any(isinstance(child, Image) for child in inner):
-                out.append(("", mark))
-                _pieces(inner, out, one_line=one_line, cell=cell)
-                out.append(("", mark))
-            else:
-                _pieces(inner, out, one_line=one_line, cell=cell)
+            pieces: list[_Piece] = []
+            _pieces(inner, pieces, one_line=one_line, cell=cell)
+            # marked (16.4) ends a deletion at any tildes, in code and in addresses too, and leaves a half of these.
+            cut = node.kind == "del" and any("~" in (raw or "") for _, raw in pieces)
+            marked = not cut and (plain(inner).strip() or any(isinstance(child, Image) for child in inner))
+            out += [("", mark), *pieces, ("", mark)] if marked else pieces
         elif isinstance(node, Image):
             # marked (16.4) writes an alt as it stands between quotes: a quote in it would begin attributes.
             alt = inline([Text(node.alt)], one_line=True).replace('"', "&quot;")
