@@ -310,7 +310,8 @@ def test_a_command_that_is_not_there_is_named(start: Start, tmp_path: Path) -> N
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_reach_the_command(start: Start, number: signal.Signals) -> None:
     name = number.name.removeprefix("SIG")
-    before = signal.signal(number, lambda *_: None)  # a shell sets no trap for what it finds ignored, as in a job with &
+    # A shell sets no trap for what it finds ignored, as in a job with "&".
+    before = signal.signal(number, lambda *_: None)
     try:
         namespace = start("sh", "-c", f"trap 'echo got; exit 5' {name}; echo ready; while :; do sleep 0.05; done")
     finally:
