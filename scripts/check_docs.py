@@ -263,6 +263,7 @@ def config_table() -> str:
         ("[execution.gvisor]", rungs.GvisorChoices),
         ("[execution.microvm]", rungs.MicrovmChoices),
         ("[execution.wasm]", rungs.WasmChoices),
+        ("[broker]", config.Broker),
         ("[secrets.NAME]", config.Secret),
         ("[backends.NAME]", config.Backend),
         ("[render]", config.Render),
@@ -336,13 +337,11 @@ def cli_text() -> str:
         children = getattr(command, "commands", {})
         if not children:
             params = [one for one in command.params if one.name != "help"]
-            rows = [
-                [
-                    f"`{', '.join(one.opts) if one.param_type_name == 'option' else one.metavar or one.name}`",
-                    " ".join((getattr(one, "help", "") or "").split()),
-                ]
-                for one in params
-            ]
+            rows: list[list[Any]] = []
+            for one in params:
+                names = [*one.opts, *one.secondary_opts]  # --this and --no-this
+                name = ", ".join(names) if one.param_type_name == "option" else one.metavar or one.name
+                rows.append([f"`{name}`", " ".join((getattr(one, "help", "") or "").split())])
             text = inspect.cleandoc(command.help or "").split("\f")[0].strip()
             parts.append(f"### `{path}`\n\n{text}\n\n" + (table(["option", "meaning"], rows) if rows else ""))
         for name, child in children.items():

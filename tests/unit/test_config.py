@@ -81,6 +81,20 @@ def test_an_unknown_key_names_the_line_and_the_nearest(text: str, line: int, hin
 
 
 @pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ('[execution]\naccept_weaker = ["old"]', 2, "use one of: emulated, no outer wall, old runtime"),
+        ('[execution]\nrung = "kontainer"', 2, 'did you mean "container"?'),
+        ('[egress]\nmodel = [{ host = "api.vendor.example:443", api = "other" }]', 2, "use one of: anthropic, openai"),
+    ],
+)
+def test_a_wrong_choice_names_the_line_and_the_choices(text: str, line: int, hint: str):
+    error = refused(text)
+    assert f"line {line}:" in error.message
+    assert error.next_step == hint
+
+
+@pytest.mark.parametrize(
     "text",
     [
         f'[secrets]\nNAME = "{SECRET}"',

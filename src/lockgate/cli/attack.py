@@ -19,7 +19,8 @@ from lockgate.runtimes import attack as suite
 def attack(
     rung: Annotated[str, typer.Option("--rung", help="The rung to attack.")] = "container",
     controls: Annotated[
-        bool, typer.Option("--controls/--no-controls", help="Run the list where less or nothing stands in its way too.")
+        bool,
+        typer.Option("--controls/--no-controls", help="Run it also where less or nothing stands in its way."),
     ] = True,
     config: ConfigPath = None,
     as_json: Json = False,

@@ -62,8 +62,12 @@ def run_command(
     agent: Annotated[str, typer.Option("--agent", help="Named in the rows.")] = "egress-run",
     tool: Annotated[str, typer.Option("--tool", help="Named in the rows; default: the command's name.")] = "",
     user: Annotated[str | None, typer.Option("--user", help="Run the command as this user (root only).")] = None,
-    env: Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Set a variable.")] = None,
-    passed: Annotated[list[str] | None, typer.Option("--pass", metavar="NAME", help="Pass a variable on.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Set a variable; repeatable.")
+    ] = None,
+    passed: Annotated[
+        list[str] | None, typer.Option("--pass", metavar="NAME", help="Pass a variable on; repeatable.")
+    ] = None,
     unix_sockets: Annotated[
         bool,
         typer.Option("--unix-sockets", help="Allow sockets of the file system; those others have bound stay covered."),
@@ -72,7 +76,7 @@ def run_command(
         list[str] | None,
         typer.Option("--unix-socket", metavar="PATH", help="Leave this one reachable; its server is a way out."),
     ] = None,
-    device: Annotated[list[str] | None, typer.Option("--device", help="Show this device node too.")] = None,
+    device: Annotated[list[str] | None, typer.Option("--device", help="Show this device node too; repeatable.")] = None,
     decoys: Annotated[
         bool, typer.Option("--decoys/--no-decoys", help="Plant values that nobody uses; one that leaves ends the run.")
     ] = True,
@@ -88,8 +92,9 @@ def run_command(
 ) -> None:
     """Run a command in a network namespace that holds loopback, a proxy that is the gateway, and its own DNS.
 
-    Nothing else has a route: UDP, QUIC, ICMP, other resolvers, raw IPv6, clients that ignore the proxy. The exit code
-    is the command's own; 128 and the signal when one killed it; 137 when the gateway ended the run.
+    Nothing else has a route: UDP, QUIC, ICMP, other resolvers, raw IPv6. A client that ignores the proxy is led to the
+    gateway too. The exit code is the command's own; 128 and the signal when one killed it; 137 when the gateway ended
+    the run.
     """
     settings = load_config(config)
     spec = settings.egress

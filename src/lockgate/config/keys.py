@@ -14,8 +14,8 @@ from lockgate.config import tables
 from lockgate.config.places import Where, nearest, shown
 from lockgate.contract.bounds import Bounds
 from lockgate.contract.errors import ConfigError
-from lockgate.contract.rungs import GvisorChoices, MicrovmChoices, Reaches, RungChoice, WasmChoices
-from lockgate.policy.egress_spec import EgressSpec, Limits
+from lockgate.contract.rungs import GvisorChoices, MicrovmChoices, Reaches, RungChoice, WasmChoices, Weakness
+from lockgate.policy.egress_spec import EgressSpec, Limits, ModelApi
 
 SCHEMES: Final = ("file", "cred", "k8s")
 _NAME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
@@ -44,12 +44,14 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "execution.rung": get_args(RungChoice),
     "execution.reaches": get_args(Reaches),
     "execution.memory": ("cgroup", "rlimit"),
+    "execution.accept_weaker": get_args(Weakness),
     "minter": ("jwt", "key"),
     "kind": ("file", "webhook", "slack", "pagerduty", "otlp"),
     "format": ("ocsf", "cef"),
     "at_least": ("medium", "critical"),
     "egress.profile": ("runtime", "build"),
     "egress.mode": ("enforce", "report"),
+    "egress.model.api": get_args(ModelApi),
 }
 
 
@@ -103,12 +105,13 @@ def type_error(message: str, data: Mapping[str, Any], place: Where) -> ConfigErr
     path = found[1] if found else ""
     if path in ("backends[...]", "secrets[...]") or "[...]" in path:
         path = path.replace("[...]", ".*")
-    choices = _CHOICES.get(path) or _CHOICES.get(path.rpartition(".")[2])
+    listed = re.sub(r"\[\d+\]", "", path)
+    choices = _CHOICES.get(listed) or _CHOICES.get(listed.rpartition(".")[2])
     if message.startswith("Invalid enum value") and choices:
         value: Any = data
         for part in path.split("."):
             value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
         hint = nearest(value if isinstance(value, str) else "", choices)
-        return ConfigError(f"{place(path)}: {path} has a value that is not one of its choices", next_step=hint)
+        return ConfigError(f"{place(listed)}: {path} has a value that is not one of its choices", next_step=hint)
     what = message.split(" - at ", maxsplit=1)[0] if not message.startswith("Invalid") else "has a wrong value"
-    return ConfigError(f"{place(path)}: {path or 'the configuration'}: {what}", next_step="correct the type")
+    return ConfigError(f"{place(listed)}: {path or 'the configuration'}: {what}", next_step="correct the type")
