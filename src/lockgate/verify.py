@@ -17,6 +17,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from lockgate.contract.errors import ConfigError
+
 MAX_TOKEN_BYTES: Final = 8 * 1024
 MAX_LIFE: Final = 60
 _ALGORITHM: Final = "Ed25519"
@@ -88,7 +90,7 @@ class Verifier:
         clock: seconds since the epoch.
 
     Raises:
-        ValueError: `key` is no Ed25519 public key.
+        ValueError: `key` is no Ed25519 public key. ConfigError: the extra is not installed.
 
     """
 
@@ -102,7 +104,12 @@ class Verifier:
         one_use: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        from joserfc.jwk import OKPKey  # noqa: PLC0415 - an extra: importing this module must not need it
+        try:
+            from joserfc.jwk import OKPKey  # noqa: PLC0415 - an extra: importing this module must not need it
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "tokens are checked with joserfc, which is not installed", next_step="pip install 'lockgate[jwt]'"
+            ) from None
 
         self._key = OKPKey.import_key(key if isinstance(key, str) else dict(key))
         if self._key.curve_name != "Ed25519":

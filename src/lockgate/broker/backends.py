@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+from importlib.util import find_spec
 
 import msgspec
 
@@ -28,7 +28,7 @@ def build(config: Config) -> dict[str, Backend]:
     """Return the backends by name. No secret is read before a call needs it.
 
     Raises:
-        ConfigError: a key has no reference.
+        ConfigError: a key has no reference, or what a backend needs is not installed.
         SecretUnavailable: there is no store for a reference's scheme.
 
     """
@@ -47,21 +47,28 @@ def build(config: Config) -> dict[str, Backend]:
             elif entry.issuer is None or entry.audience is None:
                 raise ConfigError(f"backends.{name} mints tokens without issuer or audience", next_step="give both")
             else:
+                _need("joserfc", "jwt", f"backends.{name} mints tokens")
                 minter = JwtMinter(
                     issuer=entry.issuer, audience=entry.audience, ttl=entry.ttl, key_ref=secret.ref, store=store
                 )
+        if entry.url is not None:
+            _need("httpx", "http", f"backends.{name} has a url")
         found[name] = Backend(name, entry.url, minter, entry.ttl, entry.header)
     _warm(found)
     return found
 
 
+def _need(module: str, extra: str, why: str) -> None:
+    """Refuse at the start what would otherwise fail inside a call, where a write's outcome would be unknown."""
+    if find_spec(module) is None:
+        raise ConfigError(f"{why}, and {module} is not installed", next_step=f"pip install 'lockgate[{extra}]'")
+
+
 def _warm(found: dict[str, Backend]) -> None:
-    """Load what the first call would otherwise load within its own deadline; both are extras and may be missing."""
-    with contextlib.suppress(ImportError):
-        if any(isinstance(one.minter, JwtMinter) for one in found.values()):
-            importlib.import_module("joserfc.jwt")
-            importlib.import_module("joserfc.jwk")
-    with contextlib.suppress(ImportError):
-        for one in found.values():
-            if one.url is not None:
-                http.client(one.name)
+    """Load what the first call would otherwise load within its own deadline."""
+    if any(isinstance(one.minter, JwtMinter) for one in found.values()):
+        importlib.import_module("joserfc.jwt")
+        importlib.import_module("joserfc.jwk")
+    for one in found.values():
+        if one.url is not None:
+            http.client(one.name)

@@ -41,7 +41,7 @@ def require() -> None:
     if find_spec("cryptography") is None:
         raise ConfigError(
             "this policy has endpoint rules, and interception needs certificates",
-            next_step="install lockgate[intercept]",
+            next_step="pip install 'lockgate[intercept]'",
         )
 
 

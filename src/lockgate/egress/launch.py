@@ -186,8 +186,10 @@ def _wait_ready(life: socket.socket, process: subprocess.Popen[bytes]) -> None:
             raise HostFault("the egress gateway did not start in time", next_step="try again; report this if it stays")
         part = life.recv(65536)
         if not part:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLOSE_SECONDS)
             raise HostFault(
-                f"the egress gateway ended while it started (status {process.poll()})", next_step="report this"
+                f"the egress gateway ended while it started (status {process.returncode})", next_step="report this"
             )
         data += part
     words: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])

@@ -24,7 +24,7 @@ import msgspec
 from lockgate.audit.client import AuditClient
 from lockgate.audit.rows import Row
 from lockgate.contract.errors import HostFault, LockgateError
-from lockgate.egress.ca import Trust
+from lockgate.egress.ca import Trust, require
 from lockgate.egress.control import Control
 from lockgate.egress.gateway import Gateway
 from lockgate.egress.relay import Limits
@@ -89,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             servers=Nameservers([parse_nameserver(text) for text in settings.nameservers]),
             trust=Trust(ca_file=settings.ca_file),
         )
+        if made.policy.intercepted:
+            require()  # told to who starts it, as every reason for which there is no gateway
         made.audit.ready()
         _say_warnings(made.audit, made.policy)
     except LockgateError as error:
