@@ -13,6 +13,7 @@ from audit_fixtures import AuditLink, audit_intent, audit_row
 from lockgate.audit import reader
 from lockgate.audit.chain import Head, link
 from lockgate.audit.reader import verify
+from lockgate.contract.errors import ConfigError
 
 Change = Callable[[sqlite3.Connection], object]
 ROWS = 20
@@ -208,6 +209,38 @@ def test_a_changed_index_is_found_although_it_is_not_chained(chain: tuple[Path, 
     """An attacker who frees a used key could make a payment run twice."""
     path, _, source = chain
     assert ("altered", 13, f"{source}-13") in found(path, change)
+
+
+@pytest.mark.parametrize("place", [0, -1, -(2**62)])
+def test_a_row_before_the_first_is_found_and_not_shown(chain: tuple[Path, Head, str], place: int) -> None:
+    """C5: whoever may write the file cannot put a row where the chain does not look."""
+    path, head, _ = chain
+    assert [(kind, seq) for kind, seq, _ in found(path, lambda db: copy(db, 5, place), head)] == [("altered", place)]
+    assert [row.seq for row in reader.tail(path, 50)] == list(range(1, ROWS + 1))
+
+
+def test_an_outcome_of_no_intent_is_found(chain: tuple[Path, Head, str]) -> None:
+    path, head, _ = chain
+    change = "INSERT INTO outcomes SELECT 'nobody', seq, status, result FROM outcomes LIMIT 1"
+    assert [(kind, name) for kind, _, name in found(path, lambda db: db.execute(change), head)] == [
+        ("altered", "nobody")
+    ]
+
+
+@pytest.mark.parametrize("name", ["rows", "head", "intents", "outcomes", "sources"])
+def test_a_view_in_the_place_of_a_table_is_refused_and_never_read(chain: tuple[Path, Head, str], name: str) -> None:
+    """C5: this one would never end."""
+    path, head, _ = chain
+    assert verify(path, head).ok
+    db = sqlite3.connect(path)
+    db.executescript(
+        f"ALTER TABLE {name} RENAME TO kept; CREATE VIEW {name} AS WITH RECURSIVE c(x) AS"
+        " (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS seq, x'00' AS body, x'00' AS hash FROM c"
+    )
+    db.close()
+    for read in (lambda: verify(path, head), lambda: list(reader.tail(path, 5)), lambda: list(reader.every(path))):
+        with pytest.raises(ConfigError, match="stands for one of its tables"):
+            read()
 
 
 def test_a_damaged_file_is_a_finding_not_a_crash(chain: tuple[Path, Head, str]) -> None:

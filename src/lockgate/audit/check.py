@@ -271,6 +271,11 @@ class Check:
     def _finish(self, db: sqlite3.Connection) -> None:
         """Judge what only the whole chain shows."""
         self._judge_wrong()
+        for seq, _ in db.execute("SELECT seq, 0 FROM rows WHERE seq < 1 ORDER BY seq LIMIT ?", (MAX_FINDINGS,)):
+            self._find("altered", seq, "", "a row stands before the first place of the chain, where none is written")
+        orphans = "SELECT intent FROM outcomes WHERE intent NOT IN (SELECT id FROM intents) LIMIT ?"
+        for (name,) in db.execute(orphans, (MAX_FINDINGS,)):
+            self._find("altered", self._head.seq, str(name), "an outcome is stored for an intent that is not there")
         end, told, expect = self._head, self._stored_head, self._expect
         if told is None or told.seq < end.seq:
             self._find("altered", end.seq, "", "the head record does not name the last row")

@@ -29,6 +29,10 @@ __all__ = ["Finding", "Head", "Report", "every", "tail", "verify"]
 MAX_TAIL: Final = 2**31 - 1
 """Rows that one look back can mean; more is every row."""
 _APPLICATION_ID: Final = 0x6C676174
+_NO_TABLE: Final = (
+    "SELECT count(*) FROM sqlite_schema WHERE lower(name) IN ('rows', 'head', 'intents', 'outcomes', 'sources')"
+    " AND (type <> 'table' OR sql LIKE 'CREATE VIRTUAL%')"
+)
 
 
 def tail(
@@ -59,7 +63,7 @@ def tail(
         last = 0
         kept: deque[StoredRow] = deque(maxlen=min(max(n, 0), MAX_TAIL))
         if run is None:
-            query = "SELECT * FROM (SELECT seq, body FROM rows ORDER BY seq DESC LIMIT ?) ORDER BY seq"
+            query = "SELECT * FROM (SELECT seq, body FROM rows WHERE seq > 0 ORDER BY seq DESC LIMIT ?) ORDER BY seq"
             for seq, body in db.execute(query, (kept.maxlen,)):
                 last = seq
                 kept.append(_row(seq, body))
@@ -136,6 +140,12 @@ def _opened(path: Path) -> Generator[sqlite3.Connection]:
             (application,) = db.execute("PRAGMA application_id").fetchone()
             if application != _APPLICATION_ID:
                 raise ConfigError(f"{path} is not an audit file", next_step="give the path that [audit] path names")
+            # A view in the place of a table can say anything, and never come to an end.
+            if db.execute(_NO_TABLE).fetchone()[0]:
+                raise ConfigError(
+                    f"{path} is not an audit file any more: something else stands for one of its tables",
+                    next_step="keep it as evidence, and find out who changed it",
+                )
             yield db
     except sqlite3.Error as error:
         raise ConfigError(
