@@ -62,13 +62,16 @@ def test_twenty_clones_draw_twenty_times(microvm_template: MicrovmTemplate) -> N
 
 
 def test_without_the_handshake_clones_draw_the_same(microvm_choice: Choice) -> None:
-    """Negative control: else the test above could not fail."""
+    """Negative control: else the test above could not fail. A kernel that gets to reseed itself first makes one draw
+    of its own, on a slow host more than one; two that are the same are enough."""
     template = MicrovmRuntime(choices(), settings=OPEN).start(TemplateSpec())
+    drawn: list[object] = []
     try:
-        first, second, third = (value(run(template, DRAWS)) for _ in range(3))
+        while len(drawn) < 12 and all(drawn.count(one) == 1 for one in drawn):
+            drawn.append(value(run(template, DRAWS)))
     finally:
         template.close()
-    assert first == second == third
+    assert any(drawn.count(one) > 1 for one in drawn), drawn
 
 
 @pytest.fixture(scope="module")
