@@ -7,7 +7,6 @@ Rule 2: what the sink's program would execute or link becomes a visible escape; 
 from __future__ import annotations
 
 import re
-from email.header import Header
 from typing import Final
 
 from lockgate.render.visible import clean, defang, escape_controls
@@ -129,4 +128,8 @@ def subject(value: str) -> str:
 
 def encoded(line: str) -> str:
     """Return a line as it stands in a mail's header: as it is in ASCII, else as encoded words (RFC 2047 section 2)."""
-    return line if line.isascii() else " ".join(Header(line, "utf-8", maxlinelen=75).encode().split())
+    if line.isascii():
+        return line
+    from email.header import Header  # noqa: PLC0415 - more than half of what this module took to load
+
+    return " ".join(Header(line, "utf-8", maxlinelen=75).encode().split())
